@@ -1,0 +1,1 @@
+"""kvstrata: a KV-cache engine for transformer inference."""

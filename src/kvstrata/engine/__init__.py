@@ -1,0 +1,1 @@
+"""Requests, scheduling, the step, sampling."""

@@ -1,0 +1,1 @@
+"""Operators under `torch.ops.kvstrata`; `reference` is their specification in plain torch."""

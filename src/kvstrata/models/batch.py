@@ -1,0 +1,40 @@
+"""The input of one forward pass: tokens of many sequences laid end to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """What one layer group needs of this step.
+
+    kv: the group's pool, `[num_blocks, group_layers, 2, num_kv_heads, block_size, head_dim]`.
+    block_tables: int32 `[num_seqs, max_blocks]`, physical blocks by position; -1 where there is none (past
+    the end, or slipped out of a window). slots: int64 `[num_tokens]`, block * block_size + offset, where
+    each token's K and V go.
+    """
+
+    kv: Tensor
+    block_tables: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One step's tokens, in sequence order.
+
+    token_ids, positions: int64 `[num_tokens]`. query_starts: int32 `[num_seqs + 1]`, where each sequence's
+    tokens begin; context_lens: int32 `[num_seqs]`, tokens of each sequence that the pool holds once this
+    step's are written. logit_rows: int64 `[num_logits]`, rows whose logits are wanted. groups: in the order
+    of `DecoderConfig.layer_groups()`.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    logit_rows: Tensor
+    groups: tuple[GroupBatch, ...]
