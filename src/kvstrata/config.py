@@ -125,9 +125,9 @@ class EngineConfig:
     def from_mapping(cls, settings: dict[str, Any]) -> EngineConfig:
         """A config from named settings; an unknown name is a ConfigError that lists the known ones."""
         known = [f.name for f in fields(cls)]
-        for name in settings:
+        for name, value in settings.items():
             _check(
-                name in known, name, settings[name], f"no such setting; the settings are {', '.join(known)}"
+                name in known, name, value, f"no such setting; the settings are {', '.join(known)}"
             )
         return cls(**settings)
 
