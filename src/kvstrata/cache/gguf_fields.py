@@ -1,4 +1,4 @@
-"""A GGUF file's metadata as the configuration that the sizing reads; the names are those of the GGUF specification."""
+"""A GGUF file's metadata as the configuration that the sizing reads; names as in the GGUF specification."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def config_from_gguf(metadata: Mapping[str, Any]) -> dict[str, Any]:
     for key in own:
         if key.startswith(STATES):
             raise ModelError(
-                f"not supported: state-space or recurrent layers ({prefix}{key}) have no cache rule for GGUF files"
+                f"not supported: recurrent layers of GGUF files have no cache rule ({prefix}{key})"
             )
     if any(key.startswith("attention.indexer.") for key in own):
         raise ModelError(
@@ -97,7 +97,7 @@ def _set_layer_types(config: dict[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def _set_latent(config: dict[str, Any], own: Mapping[str, Any]) -> None:
-    """Converters write the latent vector as one KV head's key, and the heads' own sizes under `_mla` names."""
+    """Converters write the latent as one KV head's key, and the heads' own sizes under `_mla` names."""
     rope = int(own.get("rope.dimension_count", 64))
     key = int(own.get("attention.key_length_mla", own.get("attention.key_length", 192)))
     config["kv_lora_rank"] = int(own["attention.kv_lora_rank"])

@@ -179,7 +179,7 @@ def _latent_attention(fields: ModelFields) -> int:
 
 
 def _linear_attention(fields: ModelFields) -> int:
-    """Gated DeltaNet as Qwen3-Next has it: projections, a short convolution, decay and step sizes, a gated norm."""
+    """Gated DeltaNet as in Qwen3-Next: projections, short convolution, decay and step sizes, gated norm."""
     hidden = fields.positive("hidden_size")
     keys = fields.positive("linear_num_key_heads") * fields.positive("linear_key_head_dim")
     value_heads, value_dim = (

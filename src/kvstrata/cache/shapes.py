@@ -22,6 +22,9 @@ from kvstrata.errors import ModelError
 
 MAX_LAYERS = 10_000
 Kind = Literal["full", "window", "latent", "linear", "shared"]
+FULL: Kind = "full"
+WINDOW: Kind = "window"
+LINEAR: Kind = "linear"
 
 LAYER_TYPES: dict[str, Kind] = {
     "full_attention": "full",
@@ -32,13 +35,20 @@ LAYER_TYPES: dict[str, Kind] = {
 }
 
 # Families whose layers all attend to everything, by the common field names; they ignore any `sliding_window`.
+# fmt: off
 PLAIN = frozenset(
-    "llama gpt2 gpt_neox gptj gpt_bigcode falcon opt bloom codegen gemma phi stablelm granite granitemoe olmo "
-    "olmo2 olmoe cohere glm glm4 smollm3 mpt dbrx nemotron persimmon seed_oss ernie4_5 hunyuan_v1_dense "
-    "arcee apertus helium".split()
+    (
+        "llama", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "falcon", "opt", "bloom", "codegen",
+        "gemma", "phi", "stablelm", "granite", "granitemoe", "olmo", "olmo2", "olmoe", "cohere",
+        "glm", "glm4", "smollm3", "mpt", "dbrx", "nemotron", "persimmon", "seed_oss", "ernie4_5",
+        "hunyuan_v1_dense", "arcee", "apertus", "helium",
+    )
 )
+# fmt: on
 # Families whose `sliding_window`, where it is not null, holds in every layer.
-WINDOW_EVERYWHERE = frozenset("mistral mixtral phi3 phimoe starcoder2 ministral3 qwen3_moe".split())
+WINDOW_EVERYWHERE = frozenset(
+    ("mistral", "mixtral", "phi3", "phimoe", "starcoder2", "ministral3", "qwen3_moe")
+)
 # Families that slide in all but every n-th layer where neither `layer_types` nor a pattern is given.
 WINDOW_PATTERN = {
     "gemma2": 2,
@@ -131,7 +141,8 @@ def cache_shape(config: Mapping[str, Any]) -> CacheShape:
         notes.append(f"not in the configuration, the library's default taken: {', '.join(fields.defaulted)}")
     if not _known(fields):
         notes.append(
-            f"model_type {fields.model_type!r} is not known here: read by the common names, every layer attends to all"
+            f"model_type {fields.model_type!r} is not known here: read by the common names, "
+            "every layer taken to attend to all tokens"
         )
     layers = tuple(_layer(fields, kind, index) for index, kind in enumerate(kinds))
     if any(len(layer.vectors) == 2 for layer in layers if layer.kind == "latent"):
@@ -161,14 +172,11 @@ def layer_kinds(fields: ModelFields) -> tuple[Kind, ...]:
                 f"known for {', '.join(sorted(LATENT))}"
             )
         return ("latent",) * count
-    if fields.has("layer_types"):
-        kinds = _named_kinds(fields, count)
-    else:
-        kinds = _family_kinds(fields, count)
+    kinds = _named_kinds(fields, count) if fields.has("layer_types") else _family_kinds(fields, count)
     if fields.model_type in WINDOW_OPT_IN and not fields.flag("use_sliding_window"):
-        kinds = tuple("full" if kind == "window" else kind for kind in kinds)
+        kinds = tuple(FULL if kind == WINDOW else kind for kind in kinds)
     if fields.model_type in ("gemma4", "gemma4_text"):
-        kinds = (*kinds[:-1], "full")  # the family's last layer always attends to all
+        kinds = (*kinds[:-1], FULL)  # the family's last layer always attends to all
     return kinds
 
 
@@ -266,7 +274,7 @@ def _named_kinds(fields: ModelFields, count: int) -> tuple[Kind, ...]:
     for name in names:
         if not isinstance(name, str) or name not in LAYER_TYPES:
             raise ModelError(
-                f"not supported: layer kind {name!r}; layer kinds with a cache rule are {', '.join(LAYER_TYPES)}"
+                f"not supported: layer kind {name!r}; those with a cache rule are {', '.join(LAYER_TYPES)}"
             )
     return tuple(LAYER_TYPES[name] for name in names)
 
@@ -275,19 +283,19 @@ def _family_kinds(fields: ModelFields, count: int) -> tuple[Kind, ...]:
     family = fields.model_type
     if family in LINEAR_HYBRIDS:
         interval = fields.positive("full_attention_interval")
-        return tuple("linear" if (i + 1) % interval else "full" for i in range(count))
+        return tuple(LINEAR if (i + 1) % interval else FULL for i in range(count))
     if not fields.has("sliding_window") or family in PLAIN:
-        return ("full",) * count
+        return (FULL,) * count
     if fields.has("sliding_window_pattern") or family in WINDOW_PATTERN:
         pattern = fields.positive("sliding_window_pattern", WINDOW_PATTERN.get(family))
-        return tuple("window" if (i + 1) % pattern else "full" for i in range(count))
+        return tuple(WINDOW if (i + 1) % pattern else FULL for i in range(count))
     if family in WINDOW_UPPER_LAYERS:
         first = fields.count("max_window_layers", count)
-        return tuple("window" if i >= first else "full" for i in range(count))
+        return tuple(WINDOW if i >= first else FULL for i in range(count))
     if family in WINDOW_EVERYWHERE:
-        return ("window",) * count
+        return (WINDOW,) * count
     if not fields.flag("use_sliding_window", True):
-        return ("full",) * count
+        return (FULL,) * count
     raise ModelError(
         f"not supported: model_type {family!r} has sliding_window {fields.values['sliding_window']!r}, "
         "and no layer_types that say in which layers"
@@ -307,5 +315,5 @@ def _refuse_unsupported(fields: ModelFields) -> None:
     for name, kind in UNSUPPORTED_FIELDS.items():
         if fields.has(name):
             raise ModelError(
-                f"not supported: {kind} layers ({name} in model_type {fields.model_type!r}) have no cache rule"
+                f"not supported: {kind} layers have no cache rule ({name}, model_type {fields.model_type!r})"
             )

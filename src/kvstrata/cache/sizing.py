@@ -107,7 +107,7 @@ def window_blocks(window: int, length: int, block_size: int) -> int:
 def cache_size(
     shape: CacheShape, fmt: KVFormat, *, length: int, batch: int = 1, block_size: int = 16
 ) -> CacheSize:
-    """The size of the cache of `batch` sequences of `length` tokens. Raises ConfigError naming field and value."""
+    """The size of the cache of `batch` sequences of `length` tokens. Raises ConfigError naming the field."""
     for name, value in (("length", length), ("batch", batch), ("block_size", block_size)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be a whole number above zero")
@@ -137,8 +137,8 @@ def split_blocks(
     """Blocks for each layer group, so that together they fit in `memory_bytes`.
 
     Groups that see furthest get the same number N, as large as fits: every token of theirs stays useful to a
-    later request. A window group gets at most what `max_num_seqs` sequences touch at once, each its window and
-    a prefill chunk of `max_chunk` tokens, never more than `max_model_len` tokens; the rest goes into N.
+    later request. A window group gets at most what `max_num_seqs` sequences touch at once, each its window
+    and a prefill chunk of `max_chunk` tokens, never more than `max_model_len` tokens; the rest goes into N.
     Raises ConfigError where not even one block a group fits.
     """
     for name, value in (
