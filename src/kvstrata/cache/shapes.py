@@ -25,6 +25,7 @@ Kind = Literal["full", "window", "latent", "linear", "shared"]
 FULL: Kind = "full"
 WINDOW: Kind = "window"
 LINEAR: Kind = "linear"
+LATENT: Kind = "latent"
 
 LAYER_TYPES: dict[str, Kind] = {
     "full_attention": "full",
@@ -65,7 +66,7 @@ WINDOW_PATTERN = {
 WINDOW_UPPER_LAYERS = frozenset(("qwen2", "qwen3"))
 WINDOW_OPT_IN = WINDOW_UPPER_LAYERS | {"qwen2_moe", "qwen3_moe", "qwen3_next"}
 LINEAR_HYBRIDS = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
-LATENT = frozenset(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "glm4_moe_lite"))
+LATENT_FAMILIES = frozenset(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "glm4_moe_lite"))
 
 # Fields that only models with other kinds of layers have.
 UNSUPPORTED_FIELDS = {
@@ -166,12 +167,12 @@ def layer_kinds(fields: ModelFields) -> tuple[Kind, ...]:
     if count > MAX_LAYERS:
         raise ModelError(f"num_hidden_layers is {count}; at most {MAX_LAYERS} are taken for real")
     if fields.has("kv_lora_rank"):
-        if fields.model_type not in LATENT:
+        if fields.model_type not in LATENT_FAMILIES:
             raise ModelError(
                 f"not supported: layer kind 'latent' (kv_lora_rank) in model_type {fields.model_type!r}; "
-                f"known for {', '.join(sorted(LATENT))}"
+                f"known for {', '.join(sorted(LATENT_FAMILIES))}"
             )
-        return ("latent",) * count
+        return (LATENT,) * count
     kinds = _named_kinds(fields, count) if fields.has("layer_types") else _family_kinds(fields, count)
     if fields.model_type in WINDOW_OPT_IN and not fields.flag("use_sliding_window"):
         kinds = tuple(FULL if kind == WINDOW else kind for kind in kinds)
@@ -303,7 +304,7 @@ def _family_kinds(fields: ModelFields, count: int) -> tuple[Kind, ...]:
 
 
 def _known(fields: ModelFields) -> bool:
-    known = PLAIN | WINDOW_EVERYWHERE | set(WINDOW_PATTERN) | WINDOW_OPT_IN | LINEAR_HYBRIDS | LATENT
+    known = PLAIN | WINDOW_EVERYWHERE | set(WINDOW_PATTERN) | WINDOW_OPT_IN | LINEAR_HYBRIDS | LATENT_FAMILIES
     return fields.model_type in known or fields.has("layer_types")
 
 
