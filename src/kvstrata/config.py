@@ -126,9 +126,7 @@ class EngineConfig:
         """A config from named settings; an unknown name is a ConfigError that lists the known ones."""
         known = [f.name for f in fields(cls)]
         for name, value in settings.items():
-            _check(
-                name in known, name, value, f"no such setting; the settings are {', '.join(known)}"
-            )
+            _check(name in known, name, value, f"no such setting; the settings are {', '.join(known)}")
         return cls(**settings)
 
 
