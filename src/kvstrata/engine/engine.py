@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvstrata.cache.keys import Extras
 from kvstrata.cache.manager import KVCache
-from kvstrata.config import SamplingParams
+from kvstrata.config import RequestOptions, SamplingParams
 from kvstrata.engine.delivery import Delivery
 from kvstrata.engine.outputs import Delta
 from kvstrata.engine.request import Request, Status
@@ -84,17 +84,12 @@ class Engine:
         params: SamplingParams,
         *,
         prompt: str | None = None,
-        extras: Extras | None = None,
-        priority: int = 0,
-        user: str = "",
-        ttl: float | None = None,
+        options: RequestOptions | None = None,
         arrival: float | None = None,
     ) -> None:
         """Queue a request. Raises RequestError where it can never be served as given.
 
-        extras: cache salt and adapter, which blocks are shared within. priority: lower goes first. user:
-        requests are served fairly between users. ttl: seconds its blocks live. arrival: submission time by
-        the engine's clock (None: now).
+        arrival: submission time by the engine's clock (None: now).
         """
         self._check(request_id, prompt_token_ids, params)
         request = Request(
@@ -102,21 +97,19 @@ class Engine:
             prompt=prompt,
             prompt_token_ids=list(prompt_token_ids),
             params=params,
-            extras=extras or Extras(),
-            priority=priority,
-            user=user,
+            options=options or RequestOptions(),
             arrival=self._clock() if arrival is None else arrival,
             number=self._arrivals,
             limit=self._limit(len(prompt_token_ids), params),
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            ttl=ttl,
         )
         self._arrivals += 1
-        chain = self.cache.chain(request.prompt_token_ids, request.extras)
+        extras = Extras(salt=request.options.cache_salt, adapter=request.options.adapter)
+        chain = self.cache.chain(request.prompt_token_ids, extras)
         first = Answer(request, 0, chain, AnswerText(self._tokenizer, params))
         request.sequences.append(first)
         self._requests[request_id] = request
-        self.scheduler.waiting.arrive(user)
+        self.scheduler.waiting.arrive(request.options.user)
         self.scheduler.waiting.push(first)
 
     def _check(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
@@ -176,7 +169,7 @@ class Engine:
     def _depart(self) -> None:
         for request in [r for r in self._requests.values() if r.finished]:
             del self._requests[request.request_id]
-            self.scheduler.waiting.depart(request.user)
+            self.scheduler.waiting.depart(request.options.user)
 
     def _report(self, works: Sequence[Work], begin: float) -> None:
         if self.on_step is None:

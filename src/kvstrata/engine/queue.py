@@ -60,7 +60,9 @@ class WaitingQueue:
         )
         for sequence in sorted(self._waiting, key=lambda s: s.rank):
             request = sequence.request
-            classes[request.priority, request.first_scheduled is None][request.user].append(sequence)
+            classes[request.options.priority, request.first_scheduled is None][request.options.user].append(
+                sequence
+            )
         for key in sorted(classes):
             users = classes[key]
             while users:

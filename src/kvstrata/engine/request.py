@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kvstrata.cache.keys import Extras, KeyChain
+from kvstrata.cache.keys import KeyChain
 from kvstrata.cache.table import CacheSequence
-from kvstrata.config import SamplingParams
+from kvstrata.config import RequestOptions, SamplingParams
 from kvstrata.engine.outputs import Logprob
 from kvstrata.engine.text import AnswerText
 
@@ -33,14 +33,11 @@ class Request:
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    extras: Extras
-    priority: int
-    user: str
+    options: RequestOptions
     arrival: float
     number: int
     limit: int
     seed: int
-    ttl: float | None = None
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     cached_by_source: Counter[str] = field(default_factory=Counter)
@@ -99,7 +96,7 @@ class Sequence:
     @property
     def rank(self) -> tuple[int, int, int]:
         """Who goes first: lower priority value, then earlier arrival, then lower index."""
-        return (self.request.priority, self.request.number, self.index)
+        return (self.request.options.priority, self.request.number, self.index)
 
     def append(self, token: int, now: float) -> None:
         """Add a sampled token."""

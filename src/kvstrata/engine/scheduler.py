@@ -76,7 +76,7 @@ class Scheduler:
         work = self._next_work(sequence, budget)
         if self._make_room(work, works):
             works[sequence] = work
-            self.waiting.serve(sequence.request.user, work.count)
+            self.waiting.serve(sequence.request.options.user, work.count)
 
     def _next_work(self, sequence: Sequence, budget: int) -> Work:
         start = sequence.num_computed
@@ -163,8 +163,8 @@ class Scheduler:
             sequence.chain,
             hit,
             max(reserve, sequence.num_tokens),
-            priority=request.priority,
-            ttl=request.ttl,
+            priority=request.options.priority,
+            ttl=request.options.ttl,
             prompt_tokens=len(request.prompt_token_ids),
         )
         if opened is None:
