@@ -80,7 +80,7 @@ class DecoderConfig:
         return len(self.layers)
 
     def layer_groups(self) -> tuple[tuple[int | None, tuple[int, ...]], ...]:
-        """Layers that keep the same tokens, as (window, layer indices); full attention first, then by window."""
+        """Layers that keep the same tokens, as (window, layer indices); full attention first."""
         windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
         return tuple(
             (window, tuple(i for i, layer in enumerate(self.layers) if layer.window == window))

@@ -4,8 +4,8 @@ Canonical names, with L the layer index (PyTorch layout, `[out_features, in_feat
 
     embed.weight                      [vocab_size, hidden_size]
     layers.L.attn_norm.weight         [hidden_size]
-    layers.L.q.weight / .bias         [num_heads * head_dim, hidden_size]      rows in half-rotation RoPE order
-    layers.L.k.weight / .bias         [num_kv_heads * head_dim, hidden_size]   rows in half-rotation RoPE order
+    layers.L.q.weight / .bias         [num_heads * head_dim, hidden_size]   rows in half-rotation order
+    layers.L.k.weight / .bias         [num_kv_heads * head_dim, hidden_size]   rows in half-rotation order
     layers.L.v.weight / .bias         [num_kv_heads * head_dim, hidden_size]
     layers.L.o.weight / .bias         [hidden_size, num_heads * head_dim]
     layers.L.q_norm.weight, .k_norm.weight         [head_dim]       (config.qk_norm)
