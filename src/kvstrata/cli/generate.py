@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)],
+    *,
     config: EngineConfig,
     params: SamplingParams,
     raw: Annotated[

@@ -1,7 +1,7 @@
-"""Settings as options: each field of a settings class is declared once and every command can take them all.
+"""Settings as options: each field of a settings class is declared once, and every command can take it.
 
-A command asks for `config: EngineConfig` or `params: SamplingParams`; `with_settings` shows the class's fields
-as options in that parameter's place and hands the command one validated object.
+A command asks for `config: EngineConfig` or `params: SamplingParams`; `with_settings` shows the fields as
+options in that parameter's place and hands the command one validated object.
 """
 
 from __future__ import annotations
