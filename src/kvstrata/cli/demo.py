@@ -99,6 +99,6 @@ def _show(llm: LLM, hello: RequestOutput, runs: list[RequestOutput]) -> None:
     cached = runs[1].usage.cached_tokens
     per_token = llm.loaded.pool_bytes / llm.loaded.pool_tokens
     console.print(
-        f"\nWarm starts {runs[0].timings.ttft / warm:.1f} times sooner: the keys and values of {cached:,} tokens "
+        f"\nWarm starts {runs[0].timings.ttft / warm:.1f} times sooner: keys and values of {cached:,} tokens "
         f"({cached * per_token / 2**20:.1f} MiB of the pool)\nwere reused instead of computed."
     )

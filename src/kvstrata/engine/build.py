@@ -135,7 +135,7 @@ def _load(
 ) -> tuple[Tokenizer, Decoder, bytes]:
     # Hashing and building the tokenizer run beside the weights' dequantisation.
     with ThreadPoolExecutor(2) as pool:
-        tokenizer = pool.submit(load_tokenizer, path)
+        tokenizer = pool.submit(load_tokenizer, source, path)
         digest = pool.submit(weights_digest, source)
         decoder = Decoder.load(source, weights=_weight_mode(config), device=device, progress=progress)
         return tokenizer.result(), decoder, digest.result()
