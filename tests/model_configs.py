@@ -1,7 +1,7 @@
 """Configurations of public models, cut down to what sizes depend on, and the figures known for them.
 
-`PER_TOKEN_BF16` was worked out by hand from each model's card; the parameter counts are those of the published
-checkpoints' text decoders.
+`PER_TOKEN_BF16` was worked out by hand from each model's card; the parameter counts are those of the
+published checkpoints' text decoders.
 """
 
 from __future__ import annotations

@@ -26,7 +26,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "mha": {"model_type": "llama", **BASE},
     "gqa": {"model_type": "llama", **BASE, "num_key_value_heads": 2},
     "mqa": {**BASE, "model_type": "falcon", "num_kv_heads": 4, "multi_query": True},
-    "gpt2": {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64},
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": 64,
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 64,
+    },
     "head_dim": {"model_type": "qwen3", **BASE, "num_key_value_heads": 2, "head_dim": 16},
     "off": {
         "model_type": "qwen2",
@@ -101,7 +108,7 @@ def cached_bytes(config: dict[str, Any]) -> int:
     cache = out.get("cache", out.get("past_key_values"))
     total = 0
     for layer in cache.layers:
-        # A sliding layer keeps one token less than the window, since the next token is added before it is read.
+        # A sliding layer keeps one token less than the window: the next is added before it is read.
         missing = 1 if getattr(layer, "is_sliding", False) else 0
         for tensor in (layer.keys, layer.values):
             total += tensor.numel() * 4 // tensor.shape[-2] * (tensor.shape[-2] + missing)

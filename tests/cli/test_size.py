@@ -53,7 +53,7 @@ def test_json_has_the_contracts_fields_and_the_known_total(
     assert result["sequences_that_fit_beside_weights"] == 3
     assert result["mha_factor"] == 1
     assert "34,359,738,368" in result["formula"]
-    assert [row["kv_dtype"] for row in result["formats"]][0] == "fp16"
+    assert result["formats"][0]["kv_dtype"] == "fp16"
     assert len({row["kv_dtype"] for row in result["formats"]}) == 6
 
 

@@ -66,7 +66,9 @@ WINDOW_PATTERN = {
 WINDOW_UPPER_LAYERS = frozenset(("qwen2", "qwen3"))
 WINDOW_OPT_IN = WINDOW_UPPER_LAYERS | {"qwen2_moe", "qwen3_moe", "qwen3_next"}
 LINEAR_HYBRIDS = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
-LATENT_FAMILIES = frozenset(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "glm4_moe_lite"))
+LATENT_FAMILIES = frozenset(
+    ("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "glm4_moe_lite")
+)
 
 # Fields that only models with other kinds of layers have.
 UNSUPPORTED_FIELDS = {

@@ -39,6 +39,7 @@ def size(
             help="A config.json, a model folder, a GGUF file, or the name of an installed model.",
         ),
     ],
+    *,
     batch: Annotated[int, typer.Option(min=1, help="Sequences.")] = 1,
     length: Annotated[
         int | None,
@@ -172,9 +173,7 @@ def _print(result: dict[str, Any]) -> None:
         )
     console.print(layers)
 
-    formats = Table(
-        title=f"Formats, {result['batch']:,} x {result['length']:,} tokens", title_justify="left"
-    )
+    formats = Table(title=f"Formats, {result['batch']:,} x {result['length']:,} tokens", title_justify="left")
     memory = _unit(result["memory_bytes"])
     for name in ("KV format", "bytes a token", "a sequence", "total", f"sequences in {memory}"):
         formats.add_column(name, justify="left" if name == "KV format" else "right")

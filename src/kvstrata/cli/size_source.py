@@ -1,4 +1,4 @@
-"""Where `kvstrata size` gets a model's facts from: a config.json, a folder, a GGUF file, or an installed model."""
+"""Where `kvstrata size` gets its facts: a config.json, a folder, a GGUF file, or an installed model."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ INDEX = "model.safetensors.index.json"
 class SizeSource:
     """A model as the sizing sees it.
 
-    file_bytes: of all tensors as stored (None where only a configuration is at hand). parameters: counted from
-    the file's tensors where there are any that tell (GGUF).
+    file_bytes: of all tensors as stored (None where only a configuration is at hand). parameters: elements of
+    the file's tensors (GGUF only).
     """
 
     path: Path
@@ -83,14 +83,18 @@ def _from_folder(folder: Path) -> SizeSource:
     if len(files) == 1:
         return _from_gguf(files[0])
     found = f"{len(files)} GGUF files" if files else "no GGUF file"
-    raise ModelError(f"{folder}: holds no {CONFIG} and {found}; give a folder with a {CONFIG}, or one GGUF file")
+    raise ModelError(
+        f"{folder}: holds no {CONFIG} and {found}; give a folder with a {CONFIG}, or one GGUF file"
+    )
 
 
 def _from_gguf(path: Path) -> SizeSource:
     file = GGUFFile.open(path)
     try:
         if file.metadata.get("split.count", 0) not in (0, 1):
-            raise ModelError(f"{path}: one part of a split GGUF file; merge the parts (llama-gguf-split --merge)")
+            raise ModelError(
+                f"{path}: one part of a split GGUF file; merge the parts (llama-gguf-split --merge)"
+            )
         tensors = file.tensors.values()
         return SizeSource(
             path,
@@ -109,7 +113,9 @@ def _is_gguf(path: Path) -> bool:
 
 def _read_json(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise ModelError(f"{path}: {path.stat().st_size:,} bytes is no configuration; give the model's {CONFIG}")
+        raise ModelError(
+            f"{path}: {path.stat().st_size:,} bytes is no configuration; give the model's {CONFIG}"
+        )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -131,7 +137,9 @@ def _safetensors_bytes(folder: Path) -> int | None:
         files = sorted(folder.glob("model*.safetensors"))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ModelError(f"{folder}: {missing[0]} is missing, one of {len(files)} weight files; download it again")
+        raise ModelError(
+            f"{folder}: {missing[0]} is missing, one of {len(files)} weight files; download it again"
+        )
     return sum(_tensor_bytes(file) for file in files) if files else None
 
 
