@@ -38,7 +38,7 @@ def test_parameters_are_those_of_the_published_checkpoint(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHARED_PER_TOKEN_BF16)
 def test_every_shared_configuration_is_sized_right(name: str, shared_data: Path) -> None:
-    path = shared_data / "configs" / name / "config.json"
+    path = shared_data / "data" / "configs" / name / "config.json"
     if not path.exists():
         pytest.skip(f"{path} is absent")
     shape = cache_shape(json.loads(path.read_text()))
@@ -48,7 +48,7 @@ def test_every_shared_configuration_is_sized_right(name: str, shared_data: Path)
 
 
 def test_no_shared_configuration_is_left_out(shared_data: Path) -> None:
-    folder = shared_data / "configs"
+    folder = shared_data / "data" / "configs"
     if not folder.exists():
         pytest.skip(f"{folder} is absent")
     assert {path.name for path in folder.iterdir() if path.is_dir()} == set(SHARED_PER_TOKEN_BF16)

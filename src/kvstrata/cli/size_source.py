@@ -63,9 +63,7 @@ class SizeSource:
 
 def read_size_source(model: str) -> SizeSource:
     """The facts behind a path or the name of an installed model. Raises ModelError naming what is wrong."""
-    path = Path(model).expanduser()
-    if not path.exists():
-        path = locate(model)
+    path = locate(model)
     if path.is_dir():
         return _from_folder(path)
     if _is_gguf(path):
@@ -126,7 +124,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _safetensors_bytes(folder: Path) -> int | None:
-    """Bytes of the tensors in a folder's safetensors files (None without any), from their headers' lengths."""
+    """Bytes of the tensors in a folder's safetensors files, None without any."""
     index = folder / INDEX
     if index.is_file():
         weight_map = _read_json(index).get("weight_map")
