@@ -40,7 +40,10 @@ def format_named(name: str) -> KVFormat:
 
 
 def pool_dtype(fmt: KVFormat) -> torch.dtype:
-    """The torch dtype of the pool's elements. Raises ConfigError for a format that the pool cannot hold yet."""
+    """The torch dtype of the pool's elements.
+
+    Raises ConfigError for a format that the pool cannot hold yet.
+    """
     try:
         return POOL_DTYPES[fmt.name]
     except KeyError:
