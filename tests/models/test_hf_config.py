@@ -205,7 +205,9 @@ def test_layer_types_must_fit() -> None:
         config("gemma3_text", "Gemma3ForCausalLM", layer_types=["full_attention", "linear_attention"])
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000], ids=["cut", "list", "binary", "nested"]
+)
 def test_damaged_config_is_a_model_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"config\.json"):

@@ -168,25 +168,26 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"t": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "at byte 0: truncated"),
-        (b"\xff" * 8, "at byte 0: header length is"),
-        (header(b"{]"), "at byte 9: the header is not JSON"),
-        (header(b"\xff{}"), "at byte 8: the header is not UTF-8"),
-        (header([]), "at byte 8: the header is not a JSON object"),
-        (header(b"[" * 100_000), "at byte 8: the header is nested too deep"),
-        (header({"t": 1}), "at byte 8: the header's entry of 't' is not an object"),
-        (header(entry(shape=[-2])), "lacks a dtype, shape or data_offsets"),
-        (header(entry(data_offsets=[0])), "lacks a dtype, shape or data_offsets"),
-        (header(entry(), b"\0" * 7), "tensor 't' ends at byte 77, past the end of the file"),
-        (header(entry(shape=[3]), b"\0" * 8), "at byte 69: tensor 't': 8 bytes are not F32"),
-        (header(entry(data_offsets=[8, 0]), b"\0" * 8), "tensor 't': -8 bytes are not F32"),
-        (header(entry(), b"\0" * 12), "not a valid safetensors file"),
-    ],
-)
-def test_damaged_safetensors_names_file_and_offset(tmp_path: Path, content: bytes, message: str) -> None:
+FAULTS = {
+    "empty": (b"", "at byte 0: truncated"),
+    "length": (b"\xff" * 8, "at byte 0: header length is"),
+    "json": (header(b"{]"), "at byte 9: the header is not JSON"),
+    "utf-8": (header(b"\xff{}"), "at byte 8: the header is not UTF-8"),
+    "not an object": (header([]), "at byte 8: the header is not a JSON object"),
+    "nesting": (header(b"[" * 100_000), "at byte 8: the header is nested too deep"),
+    "entry": (header({"t": 1}), "at byte 8: the header's entry of 't' is not an object"),
+    "shape": (header(entry(shape=[-2])), "lacks a dtype, shape or data_offsets"),
+    "offsets": (header(entry(data_offsets=[0])), "lacks a dtype, shape or data_offsets"),
+    "extent": (header(entry(), b"\0" * 7), "tensor 't' ends at byte 77, past the end of the file"),
+    "size": (header(entry(shape=[3]), b"\0" * 8), "at byte 69: tensor 't': 8 bytes are not F32"),
+    "reversed": (header(entry(data_offsets=[8, 0]), b"\0" * 8), "tensor 't': -8 bytes are not F32"),
+    "trailing bytes": (header(entry(), b"\0" * 12), "not a valid safetensors file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_damaged_safetensors_names_file_and_offset(tmp_path: Path, fault: str) -> None:
+    content, message = FAULTS[fault]
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=re.escape(message)) as caught:
