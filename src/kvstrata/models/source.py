@@ -1,4 +1,4 @@
-"""From a path to a WeightSource, by what is there."""
+"""From a path to weights and tokenizer, by what is there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from kvstrata.errors import ModelError
 from kvstrata.models.gguf import MAGIC
 from kvstrata.models.gguf_source import GGUFSource
 from kvstrata.models.hf_folder import PICKLES, HFFolder, pickle_refusal
+from kvstrata.models.tokenizer import Tokenizer
+from kvstrata.models.tokenizer_folder import tokenizer_from_folder
+from kvstrata.models.tokenizer_gguf import tokenizer_from_gguf
 from kvstrata.models.weights import WeightSource
 
 # How torch.save begins: a zip archive, or a pickle of protocol 2 and later.
@@ -30,3 +33,10 @@ def open_source(path: Path) -> WeightSource:
     if start != MAGIC and start.startswith(PICKLE_MAGICS):
         raise pickle_refusal(path)
     return GGUFSource(path)
+
+
+def load_tokenizer(source: WeightSource, path: Path) -> Tokenizer:
+    """The tokenizer that lies in the file, or in the folder, of an open source. Raises ModelError."""
+    if isinstance(source, GGUFSource):
+        return tokenizer_from_gguf(source.file.metadata)
+    return tokenizer_from_folder(path)

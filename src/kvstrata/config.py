@@ -1,0 +1,224 @@
+"""Every setting, validated once at the edge, with its unit; the inside takes what it needs as arguments."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from kvstrata.errors import ConfigError
+
+KV_DTYPES = ("fp32", "bf16", "fp16")
+WEIGHT_MODES = ("auto", "fp32", "bf16")
+POLICIES = ("lru", "fifo", "ttl")
+DEVICES = ("auto", "cpu", "cuda")
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{p}{s}": 1000**i for i, p in enumerate("kmgt", 1) for s in ("", "b")},
+    **{f"{p}i{s}": 1024**i for i, p in enumerate("kmgt", 1) for s in ("", "b")},
+}
+
+
+def parse_bytes(text: str | int, field_name: str) -> int:
+    """Bytes from a number with a unit: `4GiB`, `512M`, `1.5gb`, `1048576`.
+
+    KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB powers of 1024. Raises ConfigError otherwise.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text <= 0:
+            raise ConfigError(f"{field_name} is {text}; it must be a positive number of bytes")
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    if match is None or match[2].lower() not in _UNITS:
+        raise ConfigError(f"{field_name} is {text!r}; give a size such as 4GiB, 512MiB or 1048576")
+    value = int(float(match[1]) * _UNITS[match[2].lower()])
+    if value <= 0:
+        raise ConfigError(f"{field_name} is {text!r}; it must be more than zero bytes")
+    return value
+
+
+def _check(ok: bool, name: str, value: object, right: str) -> None:
+    if not ok:
+        raise ConfigError(f"{name} is {value!r}; {right}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    limit = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    ok = _is_int(value) and low <= value and (high is None or value <= high)  # type: ignore[operator]
+    _check(ok, name, value, f"it must be {limit}")
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> None:
+    ok = _is_number(value) and low <= value <= high and not (above_low and value == low)  # type: ignore[operator]
+    start = f"above {low:g}" if above_low else f"from {low:g}"
+    _check(ok, name, value, f"it must be a number {start} to {high:g}")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine. Raises ConfigError naming the field, its value and what would be right.
+
+    model: a GGUF file, a Hugging Face folder, or the name of an installed model package (None: the default
+        model). device: `auto` takes CUDA where there is one. weights: how weights are held. kv_dtype: format
+        of the pool.
+    block_size: tokens a block. kv_memory: bytes of the pool (a number, or text such as `4GiB`), or `auto`.
+    max_model_len: most tokens of a sequence, prompt and answer together (None: what model and pool allow).
+    max_num_seqs: most sequences in one step. max_num_batched_tokens: token budget of a step.
+    policy: eviction order (`lru`, `fifo`, `ttl`). ttl: seconds a cached block lives (None: for ever).
+    prefix_caching: whether finished blocks are found again. threads: CPU threads (None: all cores).
+    seed: seed for requests that bring none (None: random). chat_template: template text that replaces the
+        model's own.
+    """
+
+    model: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    weights: Literal["auto", "fp32", "bf16"] = "auto"
+    kv_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    block_size: int = 16
+    kv_memory: str | int = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    policy: Literal["lru", "fifo", "ttl"] = "lru"
+    ttl: float | None = None
+    prefix_caching: bool = True
+    threads: int | None = None
+    seed: int | None = None
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("device", DEVICES),
+            ("weights", WEIGHT_MODES),
+            ("kv_dtype", KV_DTYPES),
+            ("policy", POLICIES),
+        ):
+            value = getattr(self, name)
+            _check(value in choices, name, value, f"choose one of {', '.join(choices)}")
+        _check_int("block_size", self.block_size, 1, 4096)
+        _check_int("max_num_seqs", self.max_num_seqs, 1, 4096)
+        _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1_000_000)
+        for name in ("max_model_len", "threads"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 1)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1)
+        if self.ttl is not None:
+            _check_number("ttl", self.ttl, 0, 1e12, above_low=True)
+        _check(self.policy != "ttl" or self.ttl is not None, "ttl", None, "policy ttl needs it, in seconds")
+        if self.kv_memory != "auto":
+            object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+
+    @classmethod
+    def from_mapping(cls, settings: dict[str, Any]) -> EngineConfig:
+        """A config from named settings; an unknown name is a ConfigError that lists the known ones."""
+        known = [f.name for f in fields(cls)]
+        for name, value in settings.items():
+            _check(name in known, name, value, f"no such setting; the settings are {', '.join(known)}")
+        return cls(**settings)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens of one request are chosen; names and meaning follow vLLM's where it has them.
+
+    n: answers. temperature: 0 is greedy. top_k: 0 or -1 keeps all. min_p: keeps tokens at least this share as
+    likely as the likeliest. repetition_penalty applies to prompt and answer, presence_penalty and
+    frequency_penalty to the answer. seed: makes the draw repeat, whatever else runs beside it.
+    stop, stop_token_ids: end the answer (the text or token itself is left out unless
+    include_stop_str_in_output). min_tokens: no stop token before so many. max_tokens: None is as many as fit.
+    logprobs, prompt_logprobs: how many of the likeliest tokens to report at each place, beside the token
+    itself (None: no report); of the model's own distribution, before temperature and penalties.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    stop_strings: tuple[str, ...] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        _check_int("n", self.n, 1, 128)
+        _check_number("temperature", self.temperature, 0, 100)
+        _check_number("top_p", self.top_p, 0, 1, above_low=True)
+        _check_int("top_k", self.top_k, -1)
+        _check_number("min_p", self.min_p, 0, 1)
+        _check_number("repetition_penalty", self.repetition_penalty, 0, 100, above_low=True)
+        _check_number("presence_penalty", self.presence_penalty, -2, 2)
+        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, 100)
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        _check(
+            len(stops) <= 16 and all(isinstance(s, str) and s for s in stops),
+            "stop",
+            self.stop,
+            "it must be one to sixteen texts, none of them empty",
+        )
+        object.__setattr__(self, "stop_strings", stops)
+        _check(
+            all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
+            "stop_token_ids",
+            self.stop_token_ids,
+            "it must be a list of token ids",
+        )
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How a request is served, apart from how its tokens are chosen.
+
+    cache_salt: blocks are shared only among requests of the same salt. adapter: name of weights on top of the
+    model's; blocks are not shared between adapters. priority: lower goes first. user: waiting requests of one
+    priority are served fairly between users. ttl: seconds its blocks stay cached (None: the engine's).
+    """
+
+    cache_salt: str = ""
+    adapter: str = ""
+    priority: int = 0
+    user: str = ""
+    ttl: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cache_salt", "adapter", "user"):
+            _check(isinstance(getattr(self, name), str), name, getattr(self, name), "it must be text")
+        _check_int("priority", self.priority, -(2**31), 2**31 - 1)
+        if self.ttl is not None:
+            _check_number("ttl", self.ttl, 0, 1e12, above_low=True)
