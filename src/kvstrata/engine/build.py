@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
 from kvstrata.models.weights import WeightSource, weights_digest
 
-log = logging.getLogger("kvstrata")
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -42,6 +39,7 @@ class Loaded:
     path: Path
     weights_bytes: int
     pool_bytes: int
+    pool_tokens: int
 
 
 def build(
@@ -103,14 +101,6 @@ def build(
         on_step=on_step,
     )
     used = sum(layout.stride_bytes * blocks for layout, blocks in zip(layouts, num_blocks, strict=True))
-    log.info(
-        "%s: KV pool %.2f GiB, %d tokens in blocks of %d; at most %d tokens a sequence",
-        path.name,
-        used / 2**30,
-        max(num_blocks) * config.block_size,
-        config.block_size,
-        engine.max_model_len,
-    )
     template = config.chat_template or tokenizer.chat_template
     return Loaded(
         engine=engine,
@@ -120,6 +110,7 @@ def build(
         path=path,
         weights_bytes=decoder.weights_nbytes(),
         pool_bytes=used,
+        pool_tokens=max(num_blocks) * config.block_size,
     )
 
 
@@ -144,7 +135,7 @@ def _load(
 ) -> tuple[Tokenizer, Decoder, bytes]:
     # Hashing and building the tokenizer run beside the weights' dequantisation.
     with ThreadPoolExecutor(2) as pool:
-        tokenizer = pool.submit(load_tokenizer, path)
+        tokenizer = pool.submit(load_tokenizer, source, path)
         digest = pool.submit(weights_digest, source)
         decoder = Decoder.load(source, weights=_weight_mode(config), device=device, progress=progress)
         return tokenizer.result(), decoder, digest.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -95,7 +95,7 @@ class LLM:
         *,
         messages: Messages | None = None,
         options: RequestOptions | None = None,
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         """Answer one prompt, or one conversation, piece by piece; the last delta carries the result.
 
         Several streams may be read in turn; each read advances all. Closing the iterator aborts the request.
@@ -179,7 +179,7 @@ class LLM:
         self._inboxes[request_id] = deque()
         return request_id
 
-    def _deltas(self, request_id: str) -> Iterator[Delta]:
+    def _deltas(self, request_id: str) -> Generator[Delta]:
         try:
             while True:
                 inbox = self._inboxes[request_id]
