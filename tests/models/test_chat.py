@@ -94,6 +94,8 @@ def test_an_answer_may_have_tool_calls_instead_of_content() -> None:
 
 
 def test_a_model_without_a_template_says_what_to_do() -> None:
+    assert not ChatTemplate(None).available
+    assert ChatTemplate("").available
     with pytest.raises(RequestError, match=r"no chat template; use generate .*--chat-template FILE"):
         ChatTemplate(None).render(HELLO)
 

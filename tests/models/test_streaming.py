@@ -52,6 +52,12 @@ def test_a_special_token_within_a_character_does_not_break_it() -> None:
     assert "".join(decoder.push([token_id]) for token_id in ids) == BYTE_LEVEL.decode(ids) == "☃"
 
 
+def test_the_space_prefix_is_taken_off_over_a_push() -> None:
+    bos, word = PREFIXED.encode("the")
+    decoder = IncrementalDecoder(PREFIXED)
+    assert [decoder.push([bos]), decoder.push([word]), decoder.push([word])] == ["", "the", " the"]
+
+
 def first_stop(text: str, stop: list[str]) -> tuple[int, str] | None:
     """The stop string that is completed first, the longest of those that end together, and where it ends."""
     for end in range(1, len(text) + 1):

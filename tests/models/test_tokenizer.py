@@ -76,6 +76,9 @@ def test_space_prefix_is_taken_off_after_bos_and_kept_in_a_continuation() -> Non
 def test_parsed_template_text_survives_encoding_and_decoding() -> None:
     text = "<s>the</s>the"
     ids = PREFIXED.encode(text, parse_special=True)
+    word = ids[1]
+    assert PREFIXED.token_bytes(word) == b" the"
+    assert ids == [1, word, 2, word]
     assert PREFIXED.decode(ids, skip_special_tokens=False) == text
 
 
