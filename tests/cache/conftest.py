@@ -33,7 +33,9 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def make_cache(clock: FakeClock) -> MakeCache:
-    def make(*blocks: int, windows: tuple[int | None, ...] = (None,), max_chunk: int = 64, **settings: object) -> KVCache:
+    def make(
+        *blocks: int, windows: tuple[int | None, ...] = (None,), max_chunk: int = 64, **settings: object
+    ) -> KVCache:
         return KVCache(
             [layout(window) for window in windows],
             list(blocks),

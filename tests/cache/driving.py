@@ -24,7 +24,9 @@ class Run:
     salt: str = ""
 
 
-def start(cache: KVCache, tokens: list[int], *, salt: str = "", reserve: int | None = None, **meta: object) -> Run | None:
+def start(
+    cache: KVCache, tokens: list[int], *, salt: str = "", reserve: int | None = None, **meta: object
+) -> Run | None:
     chain = cache.chain(tokens, Extras(salt=salt))
     hit = cache.match(chain, len(tokens) - 1)
     seq = cache.open(chain, hit, len(tokens) if reserve is None else reserve, **meta)  # type: ignore[arg-type]
@@ -68,4 +70,6 @@ def assert_true_content(cache: KVCache, run: Run) -> None:
         for position in range(first * cache.block_size, run.seq.num_computed):
             block, slot = divmod(position, cache.block_size)
             stored = pool.kv[table[block], :, :, :, slot]
-            assert (stored == mark(run.salt, run.tokens, position)).all(), f"position {position} holds other content"
+            assert (stored == mark(run.salt, run.tokens, position)).all(), (
+                f"position {position} holds other content"
+            )

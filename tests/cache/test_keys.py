@@ -21,7 +21,9 @@ def test_key_is_the_digest_of_parent_tokens_and_extras_with_lengths() -> None:
 
 
 @given(TEXTS, TEXTS, TEXTS, TEXTS)
-def test_different_extras_never_encode_alike(salt: str, adapter: str, other_salt: str, other_adapter: str) -> None:
+def test_different_extras_never_encode_alike(
+    salt: str, adapter: str, other_salt: str, other_adapter: str
+) -> None:
     one, other = Extras(salt, adapter), Extras(other_salt, other_adapter)
     assert (one.encode() == other.encode()) == (one == other)
 

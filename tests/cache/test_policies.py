@@ -125,7 +125,9 @@ def reference_victim(entries: dict[bytes, tuple[Meta, float]], name: str, pinned
     return min(open_)[-1] if open_ else None  # type: ignore[return-value]
 
 
-@given(st.sampled_from(NAMES), st.lists(st.tuples(st.sampled_from("iturvp"), st.integers(0, 11)), max_size=120))
+@given(
+    st.sampled_from(NAMES), st.lists(st.tuples(st.sampled_from("iturvp"), st.integers(0, 11)), max_size=120)
+)
 def test_lazy_heap_agrees_with_looking_at_all_entries(name: str, script: list[tuple[str, int]]) -> None:
     policy = make_policy(name)
     entries: dict[bytes, tuple[Meta, float]] = {}

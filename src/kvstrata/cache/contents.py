@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from kvstrata.cache.group import CacheGroup, EvictReason, HeldKeys
 from kvstrata.cache.index import NO_BLOCK, Node, PrefixIndex
