@@ -39,7 +39,7 @@ class KVFormat:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that keep the same tokens. window: None for full attention, else the last `window` tokens are seen."""
+    """Layers that keep the same tokens: all of them (window None), or the last `window`."""
 
     layers: tuple[int, ...]
     num_kv_heads: int
