@@ -136,7 +136,8 @@ class HFFolder:
             ):
                 raise ModelError(
                     f"{self._files[stored].path}: tensor {stored!r} is not part of a "
-                    f"{self.config.architecture} decoder as kvstrata knows it (fused, expert or adapter tensors are not supported)"
+                    f"{self.config.architecture} decoder as kvstrata knows it "
+                    f"(fused, expert or adapter tensors are not supported)"
                 )
         return matched
 

@@ -1,4 +1,4 @@
-"""One safetensors file: the header is checked here, so that errors name the offset; the library maps the data.
+"""One safetensors file: the header is checked here, so that errors name offsets; the library maps the data.
 
 The format: u64 little-endian header length, a JSON header (name -> dtype, shape, data_offsets), the data.
 """

@@ -139,7 +139,9 @@ def make_toy(
     **cache_settings: object,
 ) -> Toy:
     kv_format = format_named("fp32")
-    layouts = [BlockLayout(LayerGroup((g,), 1, 2, window), kv_format, block_size) for g, window in enumerate(windows)]
+    layouts = [
+        BlockLayout(LayerGroup((g,), 1, 2, window), kv_format, block_size) for g, window in enumerate(windows)
+    ]
     clock = FakeClock()
     cache = KVCache(
         layouts,
