@@ -22,8 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "requirements" / "constraints.txt"
 EXTRAS = "server,valkey,plot"
-# The tests that a bundle carries, and the packages that they import.
-TESTS = ("cli", "conftest.py", "scale.py")
+# What the command line's tests import besides kvstrata.
 TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
 READ_CHUNK = 1 << 20  # bytes
 
@@ -81,16 +80,13 @@ def bundle_name(version: str) -> str:
 
 
 def add_tests(stage: Path) -> None:
-    """Copy the command line's tests and their settings."""
-    tests = stage / "tests"
-    tests.mkdir()
-    for name in TESTS:
-        source = ROOT / "tests" / name
-        if source.is_dir():
-            shutil.copytree(source, tests / name, ignore=shutil.ignore_patterns("__pycache__"))
-        elif source.exists():
-            shutil.copy(source, tests)
-    shutil.copy(ROOT / "pyproject.toml", stage)  # pytest's settings
+    """Copy the command line's tests, the modules that tests share, and pytest's settings."""
+    source = ROOT / "tests"
+    shutil.copytree(source / "cli", stage / "tests" / "cli", ignore=shutil.ignore_patterns("__pycache__"))
+    for module in source.glob("*.py"):
+        if not module.name.startswith("test_"):
+            shutil.copy(module, stage / "tests")
+    shutil.copy(ROOT / "pyproject.toml", stage)
 
 
 def write_checksums(stage: Path) -> None:
