@@ -51,7 +51,7 @@ def test_engine_settings(settings: dict[str, object], message: str) -> None:
 
 
 def test_an_unknown_setting_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="kv_mem is 1; no such setting; known are model, device"):
+    with pytest.raises(ConfigError, match="kv_mem is 1; no such setting; the settings are model, device"):
         EngineConfig.from_mapping({"kv_mem": 1})
 
 

@@ -33,7 +33,7 @@ PROBABILITIES = [0.05, 0.4, 0.25, 0.1, 0.2]
         (SamplingParams(top_p=0.6), {1, 2}),
         (SamplingParams(top_p=0.66), {1, 2, 4}),
         (SamplingParams(top_p=1e-9), {1}),
-        (SamplingParams(min_p=0.5), {1, 2, 4}),
+        (SamplingParams(min_p=0.49), {1, 2, 4}),
         (SamplingParams(min_p=1.0), {1}),
         (SamplingParams(top_k=3, top_p=0.5), {1, 2}),  # top_p of what top_k left: 0.4 / 0.85 is below a half
         (SamplingParams(top_k=-1), {0, 1, 2, 3, 4}),

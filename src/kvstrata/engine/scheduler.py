@@ -17,6 +17,8 @@ from kvstrata.engine.request import Sequence, Status
 LOGITS_CHUNK = 128
 # A long prompt leaves this much of the budget to those behind it, so that short ones need not wait for its end.
 _FIRST_SHARE = 0.75
+# Followers of a leader that are looked past in one step to find work for others.
+_MAX_SKIPS = 64
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Scheduler:
 
     def _admit(self, works: dict[Sequence, Work]) -> None:
         places = self._max_num_seqs - len(self.running) - sum(s.request.answers_to_fork for s in self.running)
-        skips = self._max_num_seqs
+        skips = _MAX_SKIPS
         for sequence in self.waiting.in_order():
             hit = self._hit(sequence)
             if self._waits_for_leader(sequence, hit) and skips > 0:
