@@ -25,6 +25,7 @@ from tiny_models import (
 from kvstrata.errors import ModelError
 from kvstrata.models.dequantize import dequantize
 from kvstrata.models.gguf_source import GGUFSource
+from kvstrata.models.rope import inverse_frequencies
 from kvstrata.models.weights import expected_shapes
 
 
@@ -133,6 +134,9 @@ def test_llama3_factors_are_divisors_of_the_frequencies(path: Path) -> None:
     source = GGUFSource(tiny_gguf(path, extra={"rope_freqs.weight": factors}))
     assert source.config.layers[0].rope.freq_factors == (1.0, 1.0, 2.5, 8.0)
     assert "rope_freqs.weight" not in set(source.names())
+    plain = GGUFSource(tiny_gguf(path)).config.layers[0].rope
+    expected = inverse_frequencies(plain, HEAD_DIM) / torch.from_numpy(factors).double()
+    assert torch.equal(inverse_frequencies(source.config.layers[0].rope, HEAD_DIM), expected)
 
 
 def tiny_gemma(path: Path, **metadata: Any) -> Path:
