@@ -34,13 +34,13 @@ def test_aborted_while_preempted_leaves_nothing_behind() -> None:
 
 
 def test_a_request_may_finish_in_the_step_in_which_another_is_preempted_for_it() -> None:
-    # Two sequences of 12 tokens at the end, in a pool of 5 blocks of 4: the later one has to give way.
-    toy = make_toy(blocks=5, block_size=4)
+    # Two sequences of 5 blocks at the end, in a pool of 7: the later one has to give way.
+    toy = make_toy(blocks=7, block_size=4)
     for name in ("a", "b"):
         toy.engine.add_request(
             name,
-            [1, 2, 3, 4, 5, 6, ord(name) - 60],
-            SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
+            [ord(name) - 60, 2, 3, 4, 5, 6, 7],
+            SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
         )
     results = toy.run()
     assert results["b"].timings.preemptions >= 1
@@ -48,8 +48,8 @@ def test_a_request_may_finish_in_the_step_in_which_another_is_preempted_for_it()
         solo = make_toy()
         solo.engine.add_request(
             name,
-            [1, 2, 3, 4, 5, 6, ord(name) - 60],
-            SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
+            [ord(name) - 60, 2, 3, 4, 5, 6, 7],
+            SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
         )
         assert solo.run()[name].outputs[0].token_ids == results[name].outputs[0].token_ids
     toy.assert_idle()

@@ -1,4 +1,4 @@
-"""Prompt log-probabilities on a cached prompt: every position right, as if cold; such a request takes no hits."""
+"""Prompt log-probabilities on a cached prompt: right at every position, as if cold; they take no hits."""
 
 import pytest
 from toy import make_toy

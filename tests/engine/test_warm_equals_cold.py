@@ -20,12 +20,14 @@ BLOCK = 4
 def answer_alone(
     prompt: tuple[int, ...], params: SamplingParams, windows: tuple[int | None, ...]
 ) -> list[list[int]]:
-    return _alone(prompt, params.n, params.max_tokens, params.seed, params.temperature, windows)
+    return _alone(
+        prompt, params.n, params.max_tokens, params.seed, temperature=params.temperature, windows=windows
+    )
 
 
 @cache
 def _alone(  # type: ignore[no-untyped-def]
-    prompt, n, max_tokens, seed, temperature, windows
+    prompt, n, max_tokens, seed, *, temperature, windows
 ) -> list[list[int]]:
     toy = make_toy(blocks=256, windows=windows, prefix_caching=False, token_budget=256)
     params = SamplingParams(n=n, max_tokens=max_tokens, seed=seed, temperature=temperature, ignore_eos=True)

@@ -38,6 +38,13 @@ class CacheStats:
     groups: tuple[GroupStats, ...]
     sequences: int
     collisions: int
+    block_size: int
+
+    @property
+    def waste(self) -> float:
+        """Share of the pool's slots that are in sequences' blocks and hold nothing, all groups together."""
+        slots = sum(group.total for group in self.groups) * self.block_size
+        return sum(group.waste_slots for group in self.groups) / slots
 
 
 def collect(
@@ -62,6 +69,7 @@ def collect(
         ),
         sequences=len(sequences),
         collisions=index.collisions,
+        block_size=groups[0].block_size,
     )
 
 

@@ -62,7 +62,7 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     expanded: list[inspect.Parameter] = []
     classes: dict[str, type] = {}
     for name, parameter in signature.parameters.items():
-        hint = hints.get(name)
+        hint: Any = hints.get(name)
         if hint in _OPTIONS:
             classes[name] = hint
             expanded.extend(_parameters(hint))

@@ -22,10 +22,11 @@ from kvstrata.errors import ConfigError
 from kvstrata.models.chat import ChatTemplate
 from kvstrata.models.config import DecoderConfig
 from kvstrata.models.decoder import Decoder
+from kvstrata.models.digest import weights_digest
 from kvstrata.models.locate import locate
 from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
-from kvstrata.models.weights import WeightSource, weights_digest
+from kvstrata.models.weights import WeightSource
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,7 @@ class Engine:
         first = Answer(request, 0, chain, AnswerText(self._tokenizer, params))
         request.sequences.append(first)
         self._requests[request_id] = request
-        self.scheduler.waiting.arrive(request.options.user)
-        self.scheduler.waiting.push(first)
+        self.scheduler.arrive(first)
 
     def _check(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         length = len(prompt_token_ids)

@@ -67,7 +67,7 @@ class LLM:
         Raises RequestError where a prompt can never be served; none is then.
         """
         arrival = time.perf_counter()
-        listed = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[arg-type]
+        listed = _listed(prompts)
         texts = [_text_and_ids(prompt, self._encode) for prompt in listed]
         return self._run(texts, sampling_params, arrival, progress, options)
 
@@ -204,14 +204,13 @@ class LLM:
             self.engine.abort(request_id)
 
 
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether it is one prompt: text, a mapping, or token ids; else a list of prompts."""
-    if isinstance(prompts, str | Mapping):
-        return True
-    return len(prompts) > 0 and isinstance(prompts[0], int)
+def _listed(prompts: Any) -> list[Any]:
+    """A list of prompts: one prompt is text, a mapping, or token ids."""
+    one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if one else list(prompts)
 
 
-def _text_and_ids(prompt: Prompt, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
+def _text_and_ids(prompt: Any, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" in prompt:
             return prompt.get("prompt"), list(prompt["prompt_token_ids"])
@@ -220,7 +219,7 @@ def _text_and_ids(prompt: Prompt, encode: Callable[[str], list[int]]) -> tuple[s
         prompt = prompt["prompt"]
     if isinstance(prompt, str):
         return prompt, encode(prompt)
-    return None, list(prompt)  # type: ignore[arg-type]
+    return None, list(prompt)
 
 
 def _params_for(

@@ -41,6 +41,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     cached_by_source: Counter[str] = field(default_factory=Counter)
+    found_on_arrival: int = 0  # prompt tokens that the pool held
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -83,7 +84,6 @@ class Sequence:
     token_times: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    waited_from: int | None = None  # tokens it could have taken when it began to wait for a leader
 
     @property
     def num_tokens(self) -> int:

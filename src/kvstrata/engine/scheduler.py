@@ -15,6 +15,8 @@ from kvstrata.engine.request import Sequence, Status
 
 # A prompt whose every logit is wanted runs in chunks of so many tokens: [chunk, vocab] floats are big.
 LOGITS_CHUNK = 128
+# A long prompt leaves this much of the budget to those behind it, so that short ones need not wait for its end.
+_FIRST_SHARE = 0.75
 
 
 @dataclass(frozen=True)
@@ -59,24 +61,34 @@ class Scheduler:
         """The work of the next step; empty only where nothing waits and nothing runs."""
         self.cache.expire()
         works: dict[Sequence, Work] = {}
-        budget = self._token_budget
         preempted = self.preemptions
         order = sorted(self.running, key=lambda s: s.rank)
-        decodes = [s for s in order if s.num_tokens - s.num_computed == 1]
+        for sequence in order:
+            if sequence.num_tokens - sequence.num_computed == 1:
+                self._take(sequence, works)
         prefills = [s for s in order if s.num_tokens - s.num_computed > 1]
-        for sequence in (*decodes, *prefills):
-            budget = self._token_budget - sum(work.count for work in works.values())
-            if budget > 0 and sequence.status is Status.RUNNING:
-                self._take(sequence, works, budget)
+        for sequence in prefills:
+            first_of_many = sequence is prefills[0] and len(prefills) + len(self.waiting) > 1
+            self._take(sequence, works, share=_FIRST_SHARE if first_of_many else 1.0)
         if self.preemptions == preempted:
             self._admit(works)
+        if prefills:  # what nobody else needed
+            self._take(prefills[0], works)
         return list(works.values())
 
-    def _take(self, sequence: Sequence, works: dict[Sequence, Work], budget: int) -> None:
-        work = self._next_work(sequence, budget)
-        if self._make_room(work, works):
+    def _left(self, works: dict[Sequence, Work]) -> int:
+        return self._token_budget - sum(work.count for work in works.values())
+
+    def _take(self, sequence: Sequence, works: dict[Sequence, Work], share: float = 1.0) -> None:
+        """Give a running sequence as much of the budget that is left as it can use, or a share of it."""
+        before = works[sequence].count if sequence in works else 0
+        left = int(self._left(works) * share)
+        if sequence.status is not Status.RUNNING or left <= 0:
+            return
+        work = self._next_work(sequence, before + left)
+        if work.count > before and self._make_room(work, works):
             works[sequence] = work
-            self.waiting.serve(sequence.request.options.user, work.count)
+            self.waiting.serve(sequence.request.options.user, work.count - before)
 
     def _next_work(self, sequence: Sequence, budget: int) -> Work:
         start = sequence.num_computed
@@ -95,6 +107,12 @@ class Scheduler:
             if victim is work.sequence:
                 return False
         return True
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Queue the first sequence of a new request."""
+        sequence.request.found_on_arrival = self._hit(sequence)
+        self.waiting.arrive(sequence.request.options.user)
+        self.waiting.push(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         """Give up a sequence's blocks; it is computed again later, with the same outcome."""
@@ -122,20 +140,15 @@ class Scheduler:
         places = self._max_num_seqs - len(self.running) - sum(s.request.answers_to_fork for s in self.running)
         skips = self._max_num_seqs
         for sequence in self.waiting.in_order():
-            budget = self._token_budget - sum(work.count for work in works.values())
-            if budget <= 0:
-                return
             hit = self._hit(sequence)
-            if self._waits_for_leader(sequence, hit):
+            if self._waits_for_leader(sequence, hit) and skips > 0:
                 skips -= 1
-                if skips == 0:
-                    return
                 continue  # others need not wait with it
             needed = 1 + sequence.request.answers_to_fork
-            if places < needed or not self._open(sequence, hit):
+            if self._left(works) <= 0 or places < needed or not self._open(sequence, hit):
                 return
             places -= needed
-            self._take(sequence, works, budget)
+            self._take(sequence, works)
 
     def _hit(self, sequence: Sequence) -> int:
         """Tokens that the pool holds; the last token is always computed, since its logits are wanted."""
@@ -149,11 +162,7 @@ class Scheduler:
             return False
         first_missing = hit // self.cache.block_size
         matchable = (sequence.num_tokens - 1) // self.cache.block_size
-        if first_missing >= matchable or sequence.chain.keys[first_missing] not in self._leaders:
-            return False
-        if sequence.waited_from is None:
-            sequence.waited_from = hit
-        return True
+        return first_missing < matchable and sequence.chain.keys[first_missing] in self._leaders
 
     def _open(self, sequence: Sequence, hit: int) -> bool:
         request = sequence.request
@@ -176,9 +185,9 @@ class Scheduler:
         self._lead(sequence, hit)
         if request.first_scheduled is None:
             request.first_scheduled = self._clock()
-            at_first = hit if sequence.waited_from is None else min(hit, sequence.waited_from)
-            request.cached_by_source["pool"] = at_first
-            request.cached_by_source["shared"] = hit - at_first
+            # What was not there on arrival was computed for another request in the meantime.
+            request.cached_by_source["pool"] = min(hit, request.found_on_arrival)
+            request.cached_by_source["shared"] = max(0, hit - request.found_on_arrival)
         return True
 
     def _lead(self, sequence: Sequence, hit: int) -> None:

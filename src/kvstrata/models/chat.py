@@ -160,6 +160,11 @@ class ChatTemplate:
             except (jinja2.TemplateError, RecursionError) as error:
                 raise ConfigError(f"chat_template: is no valid jinja template: {_one_line(error)}") from error
 
+    @property
+    def available(self) -> bool:
+        """Whether the model has a template."""
+        return self._template is not None
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
     ) -> str:
