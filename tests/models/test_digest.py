@@ -16,7 +16,7 @@ from kvstrata.models.gguf_source import GGUFSource
 def digest_of(
     path: Path, architecture: str = "llama", seed: int = 0, change: str = "", copy_of: str = ""
 ) -> bytes:
-    tensors = weights(seed, bias=True)
+    tensors = weights(seed)
     if change:
         tensors[change] = tensors[change].copy()
         tensors[change].reshape(-1)[-1] += 1

@@ -17,9 +17,6 @@ from kvstrata.models.config_fields import Fields, check_config
 from kvstrata.models.gguf import GGUFFile
 
 ROPE_FACTORS = "rope_freqs.weight"
-CONTROL_TOKEN = 3  # tokenizer.ggml.token_type
-# Chat models end a turn with one of these; older converters named only the end of text in the metadata.
-END_OF_TURN = ("<end_of_turn>", "<|eot_id|>", "<|im_end|>")
 GEMMA3_27B_LAYERS = 62
 GEMMA3_PATTERN = 6  # five local layers, then a global one
 GEMMA3_LOCAL_THETA = 10_000.0
@@ -196,12 +193,8 @@ def _freq_factors(file: GGUFFile) -> tuple[float, ...] | None:
 
 
 def _eos_ids(file: GGUFFile) -> tuple[int, ...]:
+    """The ids that the metadata names; what a vocabulary's texts tell besides is the tokenizer's to say."""
     fields = Fields(file.metadata, str(file.path), prefix="tokenizer.ggml.")
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [fields.optional_integer(key, least=0) for key in keys]
-    if ids[1] is None:
-        tokens, types = fields.get("tokens"), fields.get("token_type")
-        if isinstance(tokens, list) and isinstance(types, np.ndarray) and len(types) == len(tokens):
-            controls = np.flatnonzero(types == CONTROL_TOKEN).tolist()
-            ids += [token for token in controls if tokens[token] in END_OF_TURN]
     return tuple(dict.fromkeys(token for token in ids if token is not None))
