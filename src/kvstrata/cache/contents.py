@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from kvstrata.cache.group import CacheGroup, EvictReason, HeldKeys
 from kvstrata.cache.index import NO_BLOCK, Node, PrefixIndex
@@ -81,20 +80,16 @@ class Contents:
             seq.tip = node
 
     def used(self, group: CacheGroup, blocks: Sequence[int], *, slipped: bool = False) -> None:
-        """These published blocks have no holder from now on.
+        """Note that these published blocks have no holder from now on.
 
-        slipped: they left the window of a running sequence.
+        slipped: they left the window of a running sequence; meaningful for window groups only.
         """
         now = self.now()
-        keys = []
-        for block in blocks:
-            node = group.nodes[block]
-            if node is not None:
-                keys.append(node.key)
-                if group.metas[block].slipped is not slipped:
-                    group.metas[block] = replace(group.metas[block], slipped=slipped)
-                    group.policy.insert(node.key, group.metas[block], now)
-        group.policy.touch(keys, now)
+        nodes = [node for block in blocks if (node := group.nodes[block]) is not None]
+        if group.window is not None:
+            for node in nodes:
+                group.mark_slipped(node, slipped, now)
+        group.policy.touch([node.key for node in nodes], now)
 
     def take_block(self, group: CacheGroup) -> int:
         """A block with one holder, a free one or a victim's. Raises IntegrityError if there is neither."""

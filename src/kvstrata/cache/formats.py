@@ -48,5 +48,5 @@ def pool_dtype(fmt: KVFormat) -> torch.dtype:
         return POOL_DTYPES[fmt.name]
     except KeyError:
         raise ConfigError(
-            f"KV format {fmt.name!r} is not one that the pool can have: choose {', '.join(POOL_DTYPES)}"
+            f"KV format {fmt.name!r} is not supported for the pool yet: choose {', '.join(POOL_DTYPES)}"
         ) from None

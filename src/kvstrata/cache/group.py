@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -78,6 +79,13 @@ class CacheGroup:
         self.pool.keep(block)
         self.policy.insert(node.key, meta, meta.born)
         self.published += 1
+
+    def mark_slipped(self, node: Node, slipped: bool, now: float) -> None:
+        """Tell the policy whether the last sequence that used the block of `node` moved its window past it."""
+        block = node.blocks[self.number]
+        if self.metas[block].slipped is not slipped:
+            self.metas[block] = replace(self.metas[block], slipped=slipped)
+            self.policy.insert(node.key, self.metas[block], now)
 
     def forget(self, node: Node, reason: EvictReason) -> Meta | None:
         """Make the block of `node` unfindable, and free it unless it is held; None if there is no such

@@ -115,14 +115,15 @@ class KVCache:
         ttl: float | None = None,
         prompt_tokens: int | None = None,
     ) -> CacheSequence | None:
-        """Start a sequence on the blocks of a hit, with room reserved in all groups to grow to
-        `reserve_tokens`.
+        """Start a sequence on the blocks of a hit, and reserve room in all groups to grow to a length.
 
-        prompt_tokens: where the answer begins, by default at the chain's end. Returns None, with nothing
+        reserve_tokens: that length. prompt_tokens: where the answer begins, by default at the chain's end. Returns None, with nothing
         changed, if the room is not there, or if the hit that `match` told is not there any more. Raises
         ValueError if `hit_tokens` is not a multiple of block_size, ConfigError if `ttl` is not positive.
         """
         _check_ttl(ttl)
+        if (chain.root, chain.block_size) != (self.fingerprint, self.block_size):
+            raise ValueError("the chain is of another model or block size: make it by this cache's chain()")
         if hit_tokens % self.block_size:
             raise ValueError(
                 f"hit_tokens is {hit_tokens}: give a multiple of the block size, {self.block_size}"

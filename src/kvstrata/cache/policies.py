@@ -181,7 +181,7 @@ class RankedPolicy:
         return list(due)
 
     def _compact(self) -> None:
-        """Drop outdated items once they are more than half, so the heaps stay as small as the entries."""
+        """Drop outdated items once they are more than half, so that the heaps follow the entries."""
         limit = 2 * len(self._meta) + 64
         if len(self._heap) > limit:
             self._heap = [item for item in self._heap if self._offered.get(item[2]) == item[1]]

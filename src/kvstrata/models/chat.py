@@ -162,7 +162,7 @@ class ChatTemplate:
 
     @property
     def available(self) -> bool:
-        """Whether the model has a template, so that `render` can be called."""
+        """Whether the model has a template."""
         return self._template is not None
 
     def render(

@@ -78,11 +78,16 @@ _RULES: dict[str, PreTokenizerRule] = {
 }
 
 
+def supported_rules() -> list[str]:
+    """The `tokenizer.ggml.pre` names that are known, sorted."""
+    return sorted(_RULES)
+
+
 def pre_tokenizer_rule(name: str) -> PreTokenizerRule:
     """The rule of a `tokenizer.ggml.pre` name. Raises ModelError for one that is not known."""
     try:
         return _RULES[name]
     except KeyError:
         raise ModelError(
-            f"tokenizer.ggml.pre: {name!r} is not supported; supported are {', '.join(sorted(_RULES))}"
+            f"tokenizer.ggml.pre: {name!r} is not supported; supported are {', '.join(supported_rules())}"
         ) from None

@@ -77,8 +77,11 @@ class SentencePieceBPE:
         self._unknown_id = unknown_id
         self._special_ids = frozenset(specials.values())
         self._space_prefix = space_prefix
-        self._plain = LiteralMatcher(literals)
-        self._parsing = LiteralMatcher({**literals, **specials})
+        marked = {text.replace(" ", SPACE_MARK): token_id for text, token_id in literals.items()}
+        self._plain = LiteralMatcher(marked)
+        self._parsing = LiteralMatcher(
+            marked | {text.replace(" ", SPACE_MARK): token_id for text, token_id in specials.items()}
+        )
         self._words = _word_pattern(scores)
         self._cache: dict[str, tuple[int, ...]] = {}
 
@@ -87,14 +90,15 @@ class SentencePieceBPE:
         matcher = self._parsing if parse_special else self._plain
         out: list[int] = []
         wants_space = self._space_prefix
-        for part in matcher.split(text):
+        # Spaces are marked before tokens are looked for, as SentencePiece does: a mark counts as a space.
+        for part in matcher.split(text.replace(" ", SPACE_MARK)):
             if isinstance(part, int):
                 out.append(part)
                 wants_space = self._space_prefix and part in self._special_ids
                 continue
-            spaced = f" {part}" if wants_space else part
+            spaced = SPACE_MARK + part if wants_space else part
             wants_space = False
-            for word in self._words.findall(spaced.replace(" ", SPACE_MARK)):
+            for word in self._words.findall(spaced):
                 out.extend(self._word(word))
         return out
 

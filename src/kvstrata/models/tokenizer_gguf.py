@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, normalizers
 
@@ -57,7 +58,7 @@ class _Metadata:
         value = self._metadata.get(_KEY + name)
         if value is None:
             return []
-        numbers = list(value)
+        numbers: list[Any] = np.asarray(value).tolist()
         if len(numbers) != len(self.tokens):
             raise ModelError(
                 f"{_KEY}{name}: has {len(numbers)} entries for {len(self.tokens)} tokens; the file is damaged"
