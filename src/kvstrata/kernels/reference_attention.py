@@ -45,8 +45,8 @@ class _Segment:
     """Spans of equally many rows that are computed together.
 
     rows: int64 `[num_spans * num_rows]`. blocks: int64 `[num_spans * num_blocks]`. unused: indices (span,
-    block, offset) of gathered slots that no row sees. bias: float32 `[num_spans, num_rows, num_blocks * block_size]`,
-    0 where a row sees a token, else -inf.
+    block, offset) of gathered slots that no row sees. bias: float32 `[num_spans, num_rows,
+    num_blocks * block_size]`, 0 where a row sees a token, else -inf.
     """
 
     num_spans: int
