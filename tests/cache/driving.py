@@ -1,4 +1,4 @@
-"""Drives a cache as an engine would, with a fake model whose K and V tell which tokens they were computed from."""
+"""Drives a cache as an engine would, with a fake model whose K and V tell which tokens they came from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstrata.cache.table import CacheSequence
 
 
 def mark(salt: str, tokens: list[int], position: int) -> float:
-    """What the fake model writes at a position: it depends on all tokens up to there, and fits fp32 exactly."""
+    """What the fake model writes at a position: a function of all tokens up to there, exact in fp32."""
     return float(zlib.crc32(repr((salt, tokens[: position + 1])).encode()) >> 8)
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import sys
 
 import pytest
-from conftest import FakeClock, MakeCache, layout
 from driving import append, assert_true_content, compute, finish, hit, start
+from small import FakeClock, MakeCache, layout
 
 from kvstrata.cache.keys import Extras
 from kvstrata.cache.manager import KVCache
@@ -238,7 +238,7 @@ def test_ttl_of_a_sequence_goes_before_that_of_the_cache(make_cache: MakeCache, 
 
 
 def victims_of_one_script(cache: KVCache, clock: FakeClock) -> str:
-    """Publish four prompts of one block, use three again, and name them in the order in which they are evicted."""
+    """Publish four prompts of one block, use three again, and name them in the order of their eviction."""
     prompts = {name: [token] * 4 for token, name in enumerate("abcd")}
     for name, ttl in (("a", 40.0), ("b", 30.0), ("c", 50.0), ("d", 20.0)):
         clock.seconds += 1.0

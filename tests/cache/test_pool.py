@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import layout
+from small import layout
 
 from kvstrata.cache.pool import BlockPool
 from kvstrata.errors import ConfigError, IntegrityError

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import MakeCache
 from driving import append, assert_true_content, compute, finish, hit, start
+from small import MakeCache
 
 from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.window import first_visible_block, most_blocks

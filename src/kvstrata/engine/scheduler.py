@@ -15,7 +15,7 @@ from kvstrata.engine.request import Sequence, Status
 
 # A prompt whose every logit is wanted runs in chunks of so many tokens: [chunk, vocab] floats are big.
 LOGITS_CHUNK = 128
-# A long prompt leaves this much of the budget to those behind it, so that short ones need not wait for its end.
+# A long prompt leaves this much of the budget to those behind it: short ones need not wait for its end.
 _FIRST_SHARE = 0.75
 # Followers of a leader that are looked past in one step to find work for others.
 _MAX_SKIPS = 64

@@ -26,7 +26,7 @@ class Lengths:
 
 
 def from_azure_trace(path: Path, count: int, longest: int) -> list[Lengths]:
-    """`count` requests, evenly spaced over an Azure LLM inference trace, scaled so that its longest has `longest`.
+    """`count` requests, evenly spaced over an Azure LLM inference trace, its longest scaled to `longest`.
 
     path: a CSV file, gzipped or not, with columns ContextTokens and GeneratedTokens. Raises ConfigError.
     """
@@ -49,7 +49,7 @@ def from_azure_trace(path: Path, count: int, longest: int) -> list[Lengths]:
 
 
 def drawn(count: int, longest: int, seed: int = 0) -> list[Lengths]:
-    """`count` requests with log-normal lengths, most of them far shorter than the longest, as in chat services."""
+    """`count` requests with log-normal lengths, most far shorter than the longest, as in chat services."""
     rng = random.Random(seed)
     rows = [
         Lengths(int(rng.lognormvariate(6.4, 1.0)) + 1, int(rng.lognormvariate(4.9, 0.8)) + 1)
