@@ -1,0 +1,102 @@
+"""The commands that run a model, as processes: stdout, stderr and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("smollm2_path")
+
+
+def kvstrata(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvstrata", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+POOL = ("--kv-memory", "256MiB")
+
+
+def test_generate_json_is_one_object_with_the_promised_fields() -> None:
+    done = kvstrata("generate", "What is the capital of France?", "--json", *POOL)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) >= {
+        "text",
+        "token_ids",
+        "prompt_tokens",
+        "cached_tokens",
+        "ttft_ms",
+        "decode_tok_s",
+        "finish_reason",
+    }
+    assert "Paris" in result["text"]
+    assert result["finish_reason"] == "stop"
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_generate_for_people_prints_the_text_alone_on_stdout() -> None:
+    done = kvstrata("generate", "-", "--raw", "--max-tokens", "5", *POOL, stdin="The capital of France is")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().startswith("Paris")
+    assert "prompt tokens" in done.stderr
+
+
+def test_chat_over_a_pipe_answers_each_line() -> None:
+    done = kvstrata(
+        "chat", "--json", "--max-tokens", "16", *POOL, stdin="Say hello.\n\nSay goodbye.\n/exit\nno\n"
+    )
+    assert done.returncode == 0, done.stderr
+    turns = json.loads(done.stdout)["turns"]
+    assert len(turns) == 2
+    assert turns[1]["cached_tokens"] > 0
+
+
+def test_demo_json() -> None:
+    done = kvstrata("demo", "--json", *POOL)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert "Paris" in result["answer"]
+    cold, *warm = result["runs"]
+    assert cold["cached_tokens"] == 0
+    assert all(run["cached_tokens"] > 1000 for run in warm)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("generate",), 2, "PROMPT"),
+        (("generate", "x", "--kv-memory", "lots"), 2, "--kv-memory is 'lots'; give a size"),
+        (("generate", "x", "--temperature", "-1"), 2, "--temperature is -1.0"),
+        (("generate", "x", "--policy", "mru"), 2, "--policy is 'mru'; choose one of lru, fifo, ttl"),
+        (("generate", "x", "--raw", "--system", "y"), 2, "--system goes with the chat format"),
+        (("generate", "", *POOL, "--raw"), 1, "prompt is empty"),
+        (("generate", "x", "--model", "no/such/file.gguf"), 1, "no/such/file.gguf"),
+        (("bench", "paging", "--trace", "no-such.csv"), 1, "no-such.csv"),
+    ],
+)
+def test_mistakes_are_one_line_and_an_exit_code(arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = kvstrata(*arguments)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+
+
+def test_a_model_that_is_no_model_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + b"\0" * 100)
+    done = kvstrata("generate", "x", "--model", str(path))
+    assert done.returncode == 1
+    assert "broken.gguf" in done.stderr

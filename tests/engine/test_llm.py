@@ -1,0 +1,144 @@
+"""The front door, on the default model: prompts in every form, streams, chats, and mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstrata import LLM, RequestOptions, SamplingParams
+from kvstrata.errors import ConfigError, ModelError, RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(str(smollm2_path), kv_memory="256MiB", max_model_len=1024) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def integrity(llm: LLM) -> Iterator[None]:
+    yield
+    llm.engine.cache.check_integrity()
+    assert not llm.engine.has_unfinished
+    assert all(group.held == 0 for group in llm.engine.cache.stats().groups)
+
+
+def test_the_answer_names_paris(llm: LLM) -> None:
+    [result] = llm.chat([{"role": "user", "content": "What is the capital of France?"}], GREEDY)
+    assert "Paris" in result.outputs[0].text
+    assert result.outputs[0].finish_reason == "stop"
+
+
+def test_prompts_in_every_form_give_the_same_answer(llm: LLM) -> None:
+    text = "The capital of France is"
+    ids = llm.tokenizer.encode(text)
+    forms = [text, ids, {"prompt": text}, {"prompt_token_ids": ids}]
+    results = [llm.generate(form, GREEDY)[0] for form in forms] + llm.generate(forms, GREEDY)
+    assert len({tuple(r.outputs[0].token_ids) for r in results}) == 1
+    assert [r.prompt for r in results[:4]] == [text, None, text, None]
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["One two three", "Once upon a time there was", "x"]
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in (9, 1, 5)]
+    done: list[int] = []
+    results = llm.generate(prompts, params, progress=lambda finished, total: done.append(finished))
+    assert [r.prompt for r in results] == prompts
+    assert [len(r.outputs[0].token_ids) for r in results] == [9, 1, 5]
+    assert done == [1, 2, 3]
+
+
+def test_no_prompts_no_results(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+
+
+def test_streams_read_in_turn_equal_their_results(llm: LLM) -> None:
+    streams = [llm.stream(text, GREEDY) for text in ("The sea is", "My name is")]
+    texts, results = ["", ""], {}
+    open_streams = {0, 1}
+    while open_streams:
+        for number in sorted(open_streams):
+            delta = next(streams[number], None)
+            if delta is None:
+                open_streams.discard(number)
+            else:
+                texts[number] += delta.text
+                results[number] = delta.result or results.get(number)
+    assert [results[n].outputs[0].text for n in (0, 1)] == texts
+
+
+def test_a_stream_that_is_closed_early_gives_its_blocks_back(llm: LLM) -> None:
+    stream = llm.stream("A very long story about", SamplingParams(max_tokens=500, ignore_eos=True))
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    assert not any(r for r in llm.engine.scheduler.running)
+    llm.generate("x", GREEDY)
+
+
+def test_a_salt_is_a_wall(llm: LLM) -> None:
+    text = "The quick brown fox jumps over the lazy dog and then it sleeps in the sun for a while. " * 3
+    cached = [
+        llm.generate(text, GREEDY, options=RequestOptions(cache_salt=salt))[0].usage.cached_tokens
+        for salt in ("alice", "bob", "alice", "bob", "")
+    ]
+    assert cached[0] == cached[1] == cached[4] == 0
+    assert cached[2] == cached[3] > 0
+
+
+def test_chat_turns_find_the_turns_before_them(llm: LLM) -> None:
+    messages = [
+        {"role": "user", "content": "Say hello to the harbour master of Vellan Point in one sentence."}
+    ]
+    [first] = llm.chat(messages, SamplingParams(temperature=0, max_tokens=40))
+    messages += [
+        {"role": "assistant", "content": first.outputs[0].text},
+        {"role": "user", "content": "Now say goodbye."},
+    ]
+    [second] = llm.chat(messages, GREEDY)
+    assert second.usage.cached_tokens >= (first.usage.prompt_tokens - 1) // 16 * 16
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(""), "prompt is empty"),
+        (lambda llm: llm.generate({"text": "x"}), "prompt has the keys"),
+        (
+            lambda llm: llm.generate(["a", "b"], [SamplingParams()]),
+            "sampling_params has 1 entries for 2 prompts",
+        ),
+        (lambda llm: llm.generate("a \ud800 b"), "half a surrogate"),
+        (lambda llm: llm.stream(), "either a prompt or messages"),
+        (lambda llm: llm.generate([[1, 10**6]]), "token id 1000000"),
+        (lambda llm: llm.generate("word " * 2000), "max_model_len"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(llm: LLM, call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(RequestError, match=message) as caught:
+        call(llm)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_prompt_in_a_list_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(RequestError):
+        llm.generate(["fine", "word " * 2000], GREEDY)
+    assert not llm.engine.scheduler.running
+    assert len(llm.engine.scheduler.waiting) == 0
+    llm.engine.step()
+
+
+def test_settings_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        LLM(str(tmp_path / "nowhere.gguf"))
+    with pytest.raises(ConfigError, match="no such setting"):
+        LLM(kv_mem="1GiB")
+
+
+def test_a_pool_too_small_for_one_block_says_what_would_do(smollm2_path: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_memory"):
+        LLM(str(smollm2_path), kv_memory="1KiB")

@@ -1,0 +1,94 @@
+"""A real model, loaded once, behind as many engines as a test wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvstrata.cache.manager import KVCache
+from kvstrata.config import EngineConfig, SamplingParams
+from kvstrata.engine.build import block_layouts
+from kvstrata.engine.engine import Engine
+from kvstrata.engine.outputs import CompletionOutput, RequestOutput
+from kvstrata.models.decoder import Decoder
+from kvstrata.models.source import load_tokenizer, open_source
+from kvstrata.models.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+# Where the two likeliest tokens are closer than this, products that are not batch-invariant may swap them.
+NEAR_TIE = 1e-3
+TOLERANCE = 1e-4
+
+
+@dataclass
+class RealModel:
+    decoder: Decoder
+    tokenizer: Tokenizer
+
+    @classmethod
+    def load(cls, path: Path) -> RealModel:
+        source = open_source(path)
+        try:
+            return cls(Decoder.load(source, weights="fp32", device=CPU), load_tokenizer(source, path))
+        finally:
+            source.close()
+
+    def engine(self, *, blocks: int = 128, token_budget: int = 512, **cache_settings: object) -> Engine:
+        """A fresh engine with an empty pool of fp32 blocks, `blocks` in each layer group."""
+        layouts = block_layouts(self.decoder.config, EngineConfig(kv_dtype="fp32"))
+        cache = KVCache(
+            layouts,
+            [blocks] * len(layouts),
+            fingerprint=b"real",
+            device=CPU,
+            max_chunk=token_budget,
+            **cache_settings,  # type: ignore[arg-type]
+        )
+        return Engine(
+            self.decoder,
+            self.tokenizer,
+            cache,
+            eos_ids=(),
+            max_model_len=2048,
+            max_num_seqs=16,
+            token_budget=token_budget,
+            device=CPU,
+            seed=0,
+        )
+
+
+def run(engine: Engine) -> dict[str, RequestOutput]:
+    """Step until idle, with the cache's invariants checked after every step."""
+    results: dict[str, RequestOutput] = {}
+    while engine.has_unfinished:
+        for delta in engine.step():
+            if delta.result is not None:
+                results[delta.request_id] = delta.result
+        engine.cache.check_integrity()
+    return results
+
+
+def answer(engine: Engine, prompt: list[int], max_tokens: int = 8) -> RequestOutput:
+    engine.add_request("only", prompt, greedy(max_tokens))
+    return run(engine)["only"]
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=2, ignore_eos=True)
+
+
+def assert_same(expected: CompletionOutput, got: CompletionOutput) -> None:
+    """Equal token ids and close log-probabilities, up to the first near-tie of the expected run."""
+    assert expected.logprobs is not None
+    assert got.logprobs is not None
+    for place, token in enumerate(expected.token_ids):
+        known = expected.logprobs[place]
+        first, second = sorted((p.logprob for p in known.values()), reverse=True)[:2]
+        for candidate, logprob in got.logprobs[place].items():
+            if candidate in known:
+                assert abs(known[candidate].logprob - logprob.logprob) < TOLERANCE
+        if first - second < NEAR_TIE:
+            return
+        assert got.token_ids[place] == token
