@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import hypothesis.strategies as st
@@ -44,7 +45,7 @@ def test_the_three_policies_differ_on_one_script(name: str) -> None:
 def test_tails_go_before_heads_whatever_the_policy(name: str) -> None:
     policy = make_policy(name)
     chain = [b"root", b"h", b"m", b"t"]
-    for depth, (parent, key) in enumerate(zip(chain, chain[1:], strict=False)):
+    for depth, (parent, key) in enumerate(itertools.pairwise(chain)):
         policy.insert(key, Meta(parent=parent, depth=depth, born=depth, deadline=200.0 + depth), float(depth))
     policy.touch([b"t"], 50.0)  # the tail is the most recently used, latest published, last to expire
     policy.insert(b"x", Meta(parent=b"h", depth=1, born=60.0, deadline=290.0), 60.0)
