@@ -1,4 +1,4 @@
-"""Drives a cache as an engine would, with a fake model whose K and V tell which tokens they came from."""
+"""Drives a cache as an engine would, with a fake model whose K and V tell which tokens they come from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstrata.cache.table import CacheSequence
 
 
 def mark(salt: str, tokens: list[int], position: int) -> float:
-    """What the fake model writes at a position: a function of all tokens up to there, exact in fp32."""
+    """What the fake model writes at a position: all tokens up to there count, and fp32 holds it exactly."""
     return float(zlib.crc32(repr((salt, tokens[: position + 1])).encode()) >> 8)
 
 
@@ -37,12 +37,17 @@ def compute(cache: KVCache, run: Run, num_tokens: int) -> bool:
     """One step: grow, write what the model would, commit."""
     if not cache.grow(run.seq, num_tokens):
         return False
+    write(cache, run, num_tokens)
+    return True
+
+
+def write(cache: KVCache, run: Run, num_tokens: int) -> None:
+    """The part of a step after its growth."""
     for pool, table in zip(cache.pools, run.seq.tables, strict=True):
         for position in range(run.seq.num_computed, num_tokens):
             block, slot = divmod(position, cache.block_size)
             pool.kv[table[block], :, :, :, slot] = mark(run.salt, run.tokens, position)
     cache.commit(run.seq, num_tokens)
-    return True
 
 
 def append(run: Run, token: int) -> None:

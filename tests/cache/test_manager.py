@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from driving import append, assert_true_content, compute, finish, hit, start
+from driving import append, assert_true_content, compute, finish, hit, start, write
 from small import FakeClock, MakeCache, layout
 
 from kvstrata.cache.keys import Extras
@@ -105,6 +105,15 @@ def test_hit_that_is_gone_is_not_opened(make_cache: MakeCache) -> None:
     assert cache.open(chain, 0, 12) is not None
 
 
+def test_hit_that_was_forgotten_since_the_match_is_not_opened(make_cache: MakeCache) -> None:
+    cache = make_cache(3)
+    finish(cache, A)
+    chain = cache.chain(A, Extras())
+    assert cache.match(chain, 12) == 12
+    cache.reset()
+    assert cache.open(chain, 12, 12) is None
+
+
 def test_release_is_idempotent_and_a_released_sequence_unusable(make_cache: MakeCache) -> None:
     cache = make_cache(4)
     run = start(cache, A)
@@ -153,17 +162,30 @@ def test_block_that_can_be_found_is_copied_before_a_write(make_cache: MakeCache)
     parent = start(cache, A[:6], reserve=8)
     assert parent is not None
     compute(cache, parent, 6)
-    child = type(parent)(cache.fork(parent.seq), list(parent.tokens))
-    parent.tokens.extend(A[6:8])
+    assert cache.grow(parent.seq, 8)
+    child = type(parent)(cache.fork(parent.seq), list(parent.tokens))  # before the parent writes its step
+    parent.tokens += A[6:8]
     parent.seq.chain.extend(A[6:8])
-    compute(cache, parent, 8)  # took a copy; the child holds the original alone
-    cache.release(child.seq)
-    child = type(parent)(cache.fork(parent.seq), list(parent.tokens))
+    write(cache, parent, 8)
+    cache.release(parent.seq)
     append(child, 1)
-    assert compute(cache, child, 9)
+    assert compute(cache, child, 7)  # now the only holder of a block that can be found
+    again = start(cache, [*A[:8], 9])
+    assert again is not None
+    assert again.seq.num_computed == 8
+    assert_true_content(cache, again)
     assert_true_content(cache, child)
-    assert hit(cache, A[:8]) == 8
     cache.check_integrity()
+
+
+def test_fork_does_not_share_blocks_that_are_still_to_be_written(make_cache: MakeCache) -> None:
+    cache = make_cache(8)
+    parent = start(cache, A[:6], reserve=16)
+    assert parent is not None
+    compute(cache, parent, 6)
+    assert cache.grow(parent.seq, 16)
+    child = cache.fork(parent.seq)
+    assert child.tables[0] == parent.seq.tables[0][:2]
 
 
 def test_full_block_waits_for_its_tokens_before_it_is_found(make_cache: MakeCache) -> None:
@@ -238,7 +260,7 @@ def test_ttl_of_a_sequence_goes_before_that_of_the_cache(make_cache: MakeCache, 
 
 
 def victims_of_one_script(cache: KVCache, clock: FakeClock) -> str:
-    """Publish four prompts of one block, use three again, and name them in the order of their eviction."""
+    """Publish four prompts of one block, use three again; returns their names in the order of eviction."""
     prompts = {name: [token] * 4 for token, name in enumerate("abcd")}
     for name, ttl in (("a", 40.0), ("b", 30.0), ("c", 50.0), ("d", 20.0)):
         clock.seconds += 1.0
@@ -266,9 +288,14 @@ def test_same_requests_give_the_same_victims(
 
 
 @pytest.mark.parametrize("policy", ["lru", "fifo", "ttl"])
-def test_tail_is_evicted_before_head(make_cache: MakeCache, policy: str) -> None:
+def test_tail_is_evicted_before_head(make_cache: MakeCache, clock: FakeClock, policy: str) -> None:
     cache = make_cache(4, policy=policy, ttl=60.0)
-    finish(cache, A)
+    run = start(cache, A)
+    assert run is not None
+    for num_tokens in (4, 8, 12):  # so that the head was published first and would expire first
+        clock.seconds += 1.0
+        compute(cache, run, num_tokens)
+    cache.release(run.seq)
     for expected, filler in ((12, 1), (8, 2), (4, 3), (0, 4)):
         run = start(cache, [filler] * 4)
         assert run is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-from driving import Run, append, assert_true_content, compute, mark, start
+from driving import Run, append, assert_true_content, compute, mark, start, write
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -82,14 +82,21 @@ class CacheMachine(RuleBasedStateMachine):
         return position < len(table) and bool(refs[table[position]] > 1)
 
     @precondition(lambda self: self.runs)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), grown=st.integers(0, CHUNK))
+    def fork(self, data: st.DataObject, grown: int) -> None:
+        """Fork, maybe between the growth and the writing of the parent's step."""
         run = self._pick(data)
+        target = run.seq.num_computed + grown
+        stepping = grown > 0 and self.cache.grow(run.seq, target)
         child = Run(self.cache.fork(run.seq), list(run.tokens), run.salt)
         del child.tokens[len(child.seq.chain) :]
         while len(child.tokens) < child.seq.num_computed:
             append(child, run.tokens[len(child.tokens)])
         self.runs.append(child)
+        if stepping:
+            while len(run.tokens) < target:
+                append(run, data.draw(st.integers(0, 1)))
+            write(self.cache, run, target)
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())

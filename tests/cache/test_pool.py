@@ -65,6 +65,11 @@ def test_forgotten_block_is_free_only_when_its_holder_goes(pool: BlockPool) -> N
     assert pool.num_free == 4
 
 
+def test_forgetting_a_block_that_is_not_kept_does_nothing(pool: BlockPool) -> None:
+    pool.forget(2)
+    assert pool.num_free == len(set(pool.free_blocks)) == 4
+
+
 @pytest.mark.parametrize("blocks", [[0, 0], [1], [0, 1]])
 def test_wrong_release_is_refused_whole(pool: BlockPool, blocks: list[int]) -> None:
     assert take(pool) == 0

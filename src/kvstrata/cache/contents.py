@@ -61,9 +61,7 @@ class Contents:
         return nodes if len(nodes) == num_blocks else None
 
     def publish(self, seq: CacheSequence) -> None:
-        """Make the full blocks findable whose tokens are known, up to the first whose key names other
-        content.
-        """
+        """Make the full blocks findable whose tokens are known, up to a key that names other content."""
         block_size = self._groups[0].block_size
         full = min(seq.num_computed // block_size, len(seq.chain.keys))
         if full > seq.num_published:
@@ -104,9 +102,7 @@ class Contents:
         return block
 
     def expire(self) -> int:
-        """Forget content whose deadline has come, and what is after it; returns the number of blocks
-        forgotten.
-        """
+        """Forget content whose deadline has come, and what is after it; returns how many blocks that were."""
         before = sum(group.evictions["expired"] for group in self._groups)
         now = self._clock()
         for group in self._groups:

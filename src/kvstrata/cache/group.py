@@ -81,7 +81,7 @@ class CacheGroup:
         self.published += 1
 
     def mark_slipped(self, node: Node, slipped: bool, now: float) -> None:
-        """Tell the policy whether the last sequence that used `node`'s block moved its window past it."""
+        """Tell the policy whether the last sequence that used the block moved its window past it."""
         block = node.blocks[self.number]
         if self.metas[block].slipped is not slipped:
             self.metas[block] = replace(self.metas[block], slipped=slipped)

@@ -119,8 +119,8 @@ class KVCache:
 
         reserve_tokens: that length. prompt_tokens: where the answer begins, by default at the chain's end.
         Returns None, with nothing changed, if the room is not there, or if the hit that `match` told is not
-        there any more. Raises ValueError if `hit_tokens` is not a multiple of block_size, ConfigError if
-        `ttl` is not positive.
+        there any more. Raises ValueError if `hit_tokens` is not a multiple of block_size or the chain is not
+        of this cache, ConfigError if `ttl` is not positive.
         """
         _check_ttl(ttl)
         if (chain.root, chain.block_size) != (self.fingerprint, self.block_size):
