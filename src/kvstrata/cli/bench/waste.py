@@ -58,7 +58,7 @@ def waste(
 
 
 def measure(sequences: int, shortest: int, longest: int, block_size: int) -> dict[str, Any]:
-    """Serve `3 * sequences` requests of lengths drawn evenly; waste over the steps in which `sequences` run."""
+    """Serve `3 * sequences` requests of even lengths; waste over the steps in which `sequences` run."""
     from kvstrata.cli.bench.bare_engine import bare_engine  # noqa: PLC0415  (torch is slow to import)
 
     rng = random.Random(0)

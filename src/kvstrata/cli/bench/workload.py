@@ -1,8 +1,8 @@
 """`kvstrata bench workload`: prefill, cached time to first token, decode, as one engine among others.
 
 The work: random token ids, greedy answers, end tokens ignored. Prefill of 1,024 and of 4,000 tokens; the time
-to the first token with 1,008 of 1,024 tokens cached; decode of 64 tokens at 1, 8 and 32 sequences of 128 tokens,
-and of 32 at 4,000 tokens of context. Decode rates are the difference of a long and a one-token run.
+to the first token with 1,008 of 1,024 tokens cached; decode of 64 tokens at 1, 8, 32 sequences of 128 tokens,
+and of 32 at 4,000 tokens of context. Rates are the difference of a long and a one-token run.
 """
 
 from __future__ import annotations
