@@ -20,7 +20,7 @@ from kvstrata.models.source import open_source
 DATA = Path(__file__).resolve().parent.parent / "data"
 TEXTS = ["cache_notes", "declaration", "second_inaugural"]
 TOLERANCE = 1e-3
-CHUNK = 128  # what the vocabulary's log-probabilities of one step take stays small
+CHUNK = 64  # what the vocabulary's log-probabilities of one step take stays small
 
 
 @pytest.fixture(scope="module", params=["smollm2", "gemma"])
@@ -64,7 +64,7 @@ def test_every_position_matches_transformers(
             (logprobs.gather(1, top1[:, None]).squeeze(1), expected["top1_logprob"][rows]),
             (got_next, expected["next_logprob"][rows]),
             (logprobs[:, expected["fixed"].long()], expected["fixed_logprobs"][rows]),
-            (logprobs.mean(-1, dtype=torch.float64), expected["mean_logprob"][rows].double()),
+            (logprobs.mean(-1), expected["mean_logprob"][rows]),
         ):
             differences.append((got - column).abs().max().item())
     print(f"{text}: {len(ids)} tokens, largest difference {max(differences):.1e}")
