@@ -41,6 +41,7 @@ def in_chunks(decoder: Decoder, ids: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield rows, run.step([ids[rows].tolist()])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_position_matches_transformers(
     decoder_and_recorded: tuple[Decoder, dict[str, np.ndarray]], text: str
