@@ -74,7 +74,7 @@ def test_demo_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("generate",), 2, "PROMPT"),
+        (("generate",), 2, "prompt"),
         (("generate", "x", "--kv-memory", "lots"), 2, "--kv-memory is 'lots'; give a size"),
         (("generate", "x", "--temperature", "-1"), 2, "--temperature is -1.0"),
         (("generate", "x", "--policy", "mru"), 2, "--policy is 'mru'; choose one of lru, fifo, ttl"),
