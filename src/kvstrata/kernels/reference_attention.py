@@ -1,0 +1,275 @@
+"""Paged attention in plain torch: gather visible blocks, then dense products.
+
+What depends on the batch alone (which blocks to gather, what each row may see) is the same for every layer
+of a group, so an `AttentionPlan` works it out once a step and is then applied to each layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from kvstrata.kernels.checks import expect_dtype, expect_layer, expect_shape
+
+_OPERATOR = "paged_attention"
+# Rows of one sequence taken at a time: fewer rows waste less on keys after them, more rows gather less often.
+_MAX_ROWS = 256
+# From here on a sequence's rows fill the tiles of the fused kernel; below, a few rows of many sequences share
+# one batched product.
+_MIN_FUSED_ROWS = 16
+# Float32 bytes gathered at a time: what stays in the caches between gathering and the products.
+_GATHER_BYTES = 4 << 20
+# Sequences share a batched product while padding stays below this share of the longest.
+_MAX_PADDING = 0.2
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Consecutive query rows of one sequence and the blocks in which they see tokens."""
+
+    sequence: int
+    first_row: int
+    num_rows: int
+    end: int  # position after the last row's
+    first_block: int
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Spans of equally many rows that are computed together.
+
+    rows: int64 `[num_spans * num_rows]`. blocks: int64 `[num_spans * num_blocks]`. unused: indices (gathered
+    block, offset) of slots that no row sees. bias: float32 `[num_spans, num_rows, num_blocks * block_size]`,
+    0 where a row sees a token, else -inf.
+    """
+
+    num_spans: int
+    num_rows: int
+    num_blocks: int
+    rows: Tensor
+    blocks: Tensor
+    unused: tuple[Tensor, Tensor]
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How one step's rows attend in every layer of a group. Lives for one step: the pool must not grow."""
+
+    segments: tuple[_Segment, ...]
+    num_tokens: int
+    gathered: Tensor  # scratch, the pool's dtype
+    unpacked: Tensor  # scratch, float32
+
+    @staticmethod
+    def build(
+        kv: Tensor, block_tables: Tensor, query_starts: Tensor, context_lens: Tensor, window: int
+    ) -> AttentionPlan:
+        """Plan for a group's pool `kv`; the arguments are those of the operator `paged_attention`."""
+        starts, lens = _checked(kv, block_tables, query_starts, context_lens, window)
+        num_blocks, _, _, num_kv_heads, block_size, head_dim = kv.shape
+        token_bytes = 2 * num_kv_heads * head_dim * 4
+        spans = _spans(starts, lens, block_size, window)
+        segments = tuple(
+            _segment(group, block_tables, block_size, num_blocks, window)
+            for group in _grouped(spans, _GATHER_BYTES // (token_bytes * block_size))
+        )
+        block_numel = 2 * num_kv_heads * block_size * head_dim
+        numel = max((len(segment.blocks) for segment in segments), default=0) * block_numel
+        return AttentionPlan(
+            segments,
+            starts[-1],
+            torch.empty(numel, dtype=kv.dtype, device=kv.device),
+            torch.empty(numel, dtype=torch.float32, device=kv.device),
+        )
+
+    def attend(self, query: Tensor, kv: Tensor, layer: int, scale: float) -> Tensor:
+        """Attention of float32 `query` `[num_tokens, num_heads, head_dim]` in one layer of the group."""
+        expect_layer(_OPERATOR, kv, layer)
+        expect_dtype(_OPERATOR, "query", query, torch.float32)
+        num_kv_heads, _, head_dim = kv.shape[3:]
+        expect_shape(_OPERATOR, "query", query, (self.num_tokens, "num_heads", head_dim))
+        num_heads = query.shape[1]
+        if num_heads % num_kv_heads:
+            raise ValueError(
+                f"{_OPERATOR}: query has {num_heads} heads, expected a multiple of kv's {num_kv_heads}"
+            )
+        out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+        pool = kv.select(1, layer)
+        for segment in self.segments:
+            keys, values = self._unpack(pool, segment)
+            rows = query.index_select(0, segment.rows)
+            # [num_spans, num_kv_heads, heads a KV head, num_rows, head_dim]
+            grouped = rows.view(segment.num_spans, segment.num_rows, num_kv_heads, -1, head_dim)
+            grouped = grouped.permute(0, 2, 3, 1, 4)
+            attend = _fused if segment.num_rows >= _MIN_FUSED_ROWS else _batched
+            result = attend(grouped, keys, values, segment.bias, scale)
+            out.index_copy_(0, segment.rows, result.permute(0, 3, 1, 2, 4).reshape(rows.shape))
+        return out
+
+    def _unpack(self, pool: Tensor, segment: _Segment) -> tuple[Tensor, Tensor]:
+        """Keys and values as float32 `[num_spans, num_kv_heads, num_keys, head_dim]`, unused slots zeroed."""
+        _, _, num_kv_heads, block_size, head_dim = pool.shape
+        shape = (len(segment.blocks), 2, num_kv_heads, block_size, head_dim)
+        gathered = self.gathered[: math.prod(shape)].view(shape)
+        torch.index_select(pool, 0, segment.blocks, out=gathered)
+        by_head = gathered.view(segment.num_spans, segment.num_blocks, *shape[1:]).permute(2, 0, 3, 1, 4, 5)
+        unpacked = self.unpacked[: math.prod(shape)].view(by_head.shape).copy_(by_head)
+        # A hidden value still meets a weight of zero in the product, and 0 * NaN is NaN.
+        blocks, offsets = segment.unused
+        if len(blocks):
+            unpacked[:, blocks // segment.num_blocks, :, blocks % segment.num_blocks, offsets] = 0.0
+        keys, values = unpacked.view(2, segment.num_spans, num_kv_heads, -1, head_dim)
+        return keys, values
+
+
+def _fused(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Many rows of one sequence, by torch's fused kernel with KV heads as its batch."""
+    heads_a_kv_head = query.shape[2]
+    expand = (-1, heads_a_kv_head, -1, -1)
+    return F.scaled_dot_product_attention(
+        query[0],
+        keys[0].unsqueeze(1).expand(expand),
+        values[0].unsqueeze(1).expand(expand),
+        attn_mask=bias.unsqueeze(0),
+        scale=scale,
+    ).unsqueeze(0)
+
+
+def _batched(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """Few rows of each of many sequences, by one product over all query heads of a KV head."""
+    num_spans, num_kv_heads, heads_a_kv_head, num_rows, head_dim = query.shape
+    flat = (num_spans * num_kv_heads, heads_a_kv_head * num_rows)
+    stacked = (query * scale).reshape(*flat, head_dim)
+    scores = torch.bmm(stacked, keys.flatten(0, 1).transpose(1, 2))
+    by_row = scores.view(num_spans, num_kv_heads * heads_a_kv_head, num_rows, -1)
+    by_row.add_(bias.unsqueeze(1))
+    return torch.bmm(scores.softmax(-1), values.flatten(0, 1)).view(query.shape)
+
+
+def _checked(
+    kv: Tensor, block_tables: Tensor, query_starts: Tensor, context_lens: Tensor, window: int
+) -> tuple[list[int], list[int]]:
+    """query_starts and context_lens as lists, once all of the batch fits together."""
+    expect_layer(_OPERATOR, kv, 0)
+    for name, tensor in (
+        ("block_tables", block_tables),
+        ("query_starts", query_starts),
+        ("context_lens", context_lens),
+    ):
+        expect_dtype(_OPERATOR, name, tensor, torch.int32)
+    expect_shape(_OPERATOR, "context_lens", context_lens, ("num_seqs",))
+    num_seqs = len(context_lens)
+    expect_shape(_OPERATOR, "query_starts", query_starts, (num_seqs + 1,))
+    expect_shape(_OPERATOR, "block_tables", block_tables, (num_seqs, "max_blocks"))
+    if window < 0:
+        raise ValueError(f"{_OPERATOR}: window is {window}, expected 0 (all) or more")
+    starts: list[int] = query_starts.tolist()
+    lens: list[int] = context_lens.tolist()
+    if starts[0] != 0:
+        raise ValueError(f"{_OPERATOR}: query_starts begins with {starts[0]}, expected 0")
+    capacity = block_tables.shape[1] * kv.shape[4]
+    for sequence, length in enumerate(lens):
+        num_rows = starts[sequence + 1] - starts[sequence]
+        if not 0 <= num_rows <= length:
+            raise ValueError(
+                f"{_OPERATOR}: query_starts gives sequence {sequence} {num_rows} rows, "
+                f"expected 0 to {length} (its context_lens)"
+            )
+        if num_rows and length > capacity:
+            raise ValueError(
+                f"{_OPERATOR}: context_lens[{sequence}] is {length}, expected at most {capacity} "
+                f"(block_tables has {block_tables.shape[1]} blocks of {kv.shape[4]})"
+            )
+    return starts, lens
+
+
+def _spans(starts: list[int], lens: list[int], block_size: int, window: int) -> Iterator[_Span]:
+    """Each sequence's rows in pieces of at most `_MAX_ROWS`."""
+    for sequence, length in enumerate(lens):
+        first_position = length - (starts[sequence + 1] - starts[sequence])
+        for begin in range(first_position, length, _MAX_ROWS):
+            end = min(begin + _MAX_ROWS, length)
+            oldest = max(0, begin - window + 1) if window else 0
+            first_block = oldest // block_size
+            yield _Span(
+                sequence,
+                starts[sequence] + begin - first_position,
+                end - begin,
+                end,
+                first_block,
+                -(-end // block_size) - first_block,
+            )
+
+
+def _grouped(spans: Iterable[_Span], max_blocks: int) -> Iterator[list[_Span]]:
+    """Spans to compute together: equally many rows, similar contexts, at most `max_blocks` blocks in all."""
+    group: list[_Span] = []
+    for span in sorted(spans, key=lambda span: (span.num_rows, -span.num_blocks, span.sequence)):
+        if group and (
+            span.num_rows != group[0].num_rows
+            or span.num_rows >= _MIN_FUSED_ROWS
+            or (len(group) + 1) * group[0].num_blocks > max_blocks
+            or span.num_blocks < group[0].num_blocks * (1 - _MAX_PADDING)
+        ):
+            yield group
+            group = []
+        group.append(span)
+    if group:
+        yield group
+
+
+def _segment(
+    spans: list[_Span], block_tables: Tensor, block_size: int, pool_blocks: int, window: int
+) -> _Segment:
+    """Index tensors of spans computed together, padded to the longest (which comes first)."""
+    device = block_tables.device
+    num_rows, num_blocks = spans[0].num_rows, spans[0].num_blocks
+
+    def column(values: list[int]) -> Tensor:
+        return torch.tensor(values, device=device).unsqueeze(1)
+
+    sequences = column([span.sequence for span in spans])
+    ends = column([span.end for span in spans])
+    first_blocks = column([span.first_block for span in spans])
+    lengths = column([span.num_blocks for span in spans])
+    steps = torch.arange(num_blocks, device=device)
+    # Padding repeats the span's own first block, hidden, so that no stranger's block is read.
+    logical = first_blocks + torch.where(steps < lengths, steps, 0)
+    blocks = block_tables[sequences, logical].long()
+    low, high = torch.aminmax(blocks)
+    if low < 0 or high >= pool_blocks:
+        raise ValueError(
+            f"{_OPERATOR}: block_tables gives visible blocks {int(low)} to {int(high)}, "
+            f"expected 0 to {pool_blocks - 1}"
+        )
+    offsets = torch.arange(block_size, device=device)
+    keys = (first_blocks + steps).unsqueeze(2) * block_size + offsets  # [spans, blocks, block_size]
+    held = logical.unsqueeze(2) * block_size + offsets
+    rows = torch.arange(num_rows, device=device)
+    positions = ends - num_rows + rows
+    flat_keys = keys.view(len(spans), 1, -1)
+    hidden = flat_keys > positions.unsqueeze(2)
+    oldest = torch.zeros_like(ends)
+    if window:
+        hidden |= flat_keys <= positions.unsqueeze(2) - window
+        oldest = ends - num_rows - window + 1
+    bias = torch.zeros(hidden.shape, dtype=torch.float32, device=device).masked_fill_(hidden, -torch.inf)
+    unused = (held >= ends.unsqueeze(2)) | (held < oldest.unsqueeze(2))
+    block, offset = unused.flatten(0, 1).nonzero(as_tuple=True)
+    first_rows = column([span.first_row for span in spans])
+    return _Segment(
+        len(spans),
+        num_rows,
+        num_blocks,
+        (first_rows + rows).flatten(),
+        blocks.flatten(),
+        (block, offset),
+        bias,
+    )
