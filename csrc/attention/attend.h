@@ -1,0 +1,336 @@
+// One work item of paged attention: its tiles in order, each scored, softened, weighed and folded.
+#pragma once
+
+#include "attention/attention.h"
+#include "simd.h"
+
+#include "attention/format.h"
+#include "attention/products.h"
+#include "attention/softmax.h"
+
+namespace kvstrata {
+namespace KVSTRATA_ISA {
+
+struct Scratch {
+  float* keys;    // [4, head_dim, 16]
+  float* values;  // [kTile, head_dim]
+  float* query;   // [padded rows, head_dim]
+  float* out;     // [padded rows, head_dim], accumulators
+  float* max;     // [padded rows]
+  float* sum;     // [padded rows]
+  float* scores;  // [kStrip, kTile]
+  float* tile;    // [kStrip, head_dim]
+};
+
+inline int padded_rows(const AttentionArgs& args, const AttentionItem& item) {
+  return (item.num_tokens * args.heads_per_kv + kStrip - 1) / kStrip * kStrip;
+}
+
+inline Scratch carve(const AttentionArgs& args, const AttentionItem& item, float* p) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
+  p += (64 - address % 64) % 64 / sizeof(float);
+  const int64_t dim = args.head_dim;
+  const int64_t rows = padded_rows(args, item);
+  Scratch s;
+  s.keys = p;
+  s.values = s.keys + kTile * dim;
+  s.query = s.values + kTile * dim;
+  s.out = s.query + rows * dim;
+  s.tile = s.out + rows * dim;
+  s.scores = s.tile + kStrip * dim;
+  s.max = s.scores + kStrip * kTile;
+  s.sum = s.max + rows;
+  return s;
+}
+
+// What the rows [first_row, first_row + kStrip) of an item see of a tile.
+inline Visible visible_rows(const AttentionArgs& args, const AttentionItem& item, int tile, int first_row) {
+  Visible visible;
+  visible.lowest = kTile;
+  visible.highest = 0;
+  const int rows = item.num_tokens * args.heads_per_kv;
+  const int start = tile * kTile;
+  int token = first_row / args.heads_per_kv;
+  int head = first_row % args.heads_per_kv;
+  for (int r = 0; r < kStrip; ++r) {
+    int lo = 0;
+    int hi = 0;
+    if (first_row + r < rows) {
+      const int position = item.first_position + token;
+      if (args.window > 0 && position - args.window + 1 > start) lo = position - args.window + 1 - start;
+      hi = position + 1 - start;
+      hi = hi > kTile ? kTile : hi;
+      if (lo < hi) {
+        visible.lowest = lo < visible.lowest ? lo : visible.lowest;
+        visible.highest = hi > visible.highest ? hi : visible.highest;
+      }
+    }
+    visible.lo[r] = lo;
+    visible.hi[r] = hi;
+    if (++head == args.heads_per_kv) {
+      head = 0;
+      ++token;
+    }
+  }
+  return visible;
+}
+
+// Union over all of an item's rows, from its first and its last.
+inline void visible_item(const AttentionArgs& args, const AttentionItem& item, int tile, int* lo, int* hi) {
+  const int start = tile * kTile;
+  const int last = item.first_position + item.num_tokens - 1;
+  *lo = args.window > 0 ? item.first_position - args.window + 1 - start : 0;
+  *lo = *lo < 0 ? 0 : *lo;
+  *hi = last + 1 - start > kTile ? kTile : last + 1 - start;
+}
+
+// Converts the tokens [lo, hi) of a tile: keys transposed to [4, head_dim, 16], values as they lie. Tokens of
+// the same 16 that nobody sees become zeros; they are never read from the pool.
+template <class Format, int D>
+inline void load_tile(const AttentionArgs& args, const Place* places, int head, int lo, int hi,
+                      const Scratch& scratch) {
+  const int dim = D > 0 ? D : args.head_dim;
+  for (int c = lo / 16; c * 16 < hi; ++c) {
+    for (int d = 0; d < dim; d += 16) {
+      F16 square[16];
+      for (int i = 0; i < 16; ++i) {
+        const int j = c * 16 + i;
+        square[i] = j >= lo && j < hi ? Format::load(Format::row(args.kv, places[j], kKey, head), d) : zero();
+      }
+      transpose16(square);
+      float* keys = scratch.keys + (c * dim + d) * 16;
+      for (int i = 0; i < 16; ++i) store(keys + i * 16, square[i]);
+    }
+  }
+  for (int j = lo; j < hi; ++j) {
+    const typename Format::Row row = Format::row(args.kv, places[j], kValue, head);
+    for (int d = 0; d < dim; d += 16) store(scratch.values + j * dim + d, Format::load(row, d));
+  }
+}
+
+// Scores of a strip, four rows at a time.
+template <class Format, int D>
+inline void strip_direct_scores(const AttentionArgs& args, const Place* places, int head, int rows, int lo,
+                                int hi, const float* query, float* scores) {
+  const int dim = D > 0 ? D : args.head_dim;
+  for (int r = 0; r < rows; r += 4) {
+    const float* q = query + r * dim;
+    float* s = scores + r * kTile;
+    switch (rows - r) {
+      case 1:
+        direct_scores<Format, D, 1>(args, places, head, lo, hi, q, s);
+        break;
+      case 2:
+        direct_scores<Format, D, 2>(args, places, head, lo, hi, q, s);
+        break;
+      case 3:
+        direct_scores<Format, D, 3>(args, places, head, lo, hi, q, s);
+        break;
+      default:
+        direct_scores<Format, D, 4>(args, places, head, lo, hi, q, s);
+    }
+  }
+}
+
+template <class Source, int D>
+inline void strip_values(const Source& source, const Visible& visible, int rows, const float* weights, int dim,
+                         float* sums) {
+  for (int r = 0; r < rows; r += kValueRows) {
+    const float* w = weights + r * kTile;
+    const int* lo = visible.lo + r;
+    const int* hi = visible.hi + r;
+    float* s = sums + r * dim;
+    switch (rows - r) {
+      case 1:
+        weigh_rows<Source, D, 1>(source, w, lo, hi, dim, s);
+        break;
+      case 2:
+        weigh_rows<Source, D, 2>(source, w, lo, hi, dim, s);
+        break;
+      case 3:
+        weigh_rows<Source, D, 3>(source, w, lo, hi, dim, s);
+        break;
+      default:
+        weigh_rows<Source, D, 4>(source, w, lo, hi, dim, s);
+    }
+  }
+}
+
+inline const float* query_row(const AttentionArgs& args, const AttentionItem& item, int row) {
+  const int64_t token = item.first_token + row / args.heads_per_kv;
+  const int64_t head = static_cast<int64_t>(item.kv_head) * args.heads_per_kv + row % args.heads_per_kv;
+  return args.query + token * args.query_token_stride + head * args.query_head_stride;
+}
+
+inline void begin_item(const AttentionArgs& args, const AttentionItem& item, const Scratch& scratch) {
+  const int dim = args.head_dim;
+  const int rows = item.num_tokens * args.heads_per_kv;
+  const int padded = padded_rows(args, item);
+  for (int r = 0; r < padded; ++r) {
+    float* query = scratch.query + r * dim;
+    if (r < rows) {
+      memcpy(query, query_row(args, item, r), sizeof(float) * dim);
+    } else {
+      memset(query, 0, sizeof(float) * dim);
+    }
+    scratch.max[r] = -INFINITY;
+    scratch.sum[r] = 0.0f;
+  }
+  memset(scratch.out, 0, sizeof(float) * padded * dim);
+}
+
+inline void write_rows(const AttentionArgs& args, const AttentionItem& item, const float* sum, const float* out) {
+  const int dim = args.head_dim;
+  const int rows = item.num_tokens * args.heads_per_kv;
+  for (int r = 0; r < rows; ++r) {
+    const int64_t token = item.first_token + r / args.heads_per_kv;
+    const int64_t head = static_cast<int64_t>(item.kv_head) * args.heads_per_kv + r % args.heads_per_kv;
+    float* target = args.out + (token * args.num_heads + head) * dim;
+    const F16 total = set1(sum[r]);
+    for (int d = 0; d < dim; d += 16) store(target + d, load(out + r * dim + d) / total);
+  }
+}
+
+// A partial result: max [padded], sum [padded], accumulators [padded, head_dim].
+inline void write_partial(int first_row, int rows, int padded, int dim, const float* m, const float* l,
+                          const float* o, float* partial) {
+  memcpy(partial + first_row, m, sizeof(float) * kStrip);
+  memcpy(partial + padded + first_row, l, sizeof(float) * kStrip);
+  memcpy(partial + 2 * padded + first_row * dim, o, sizeof(float) * rows * dim);
+}
+
+template <class Format, int D>
+void attend_item(const AttentionArgs& args, const AttentionItem& item, float* memory) {
+  const int dim = D > 0 ? D : args.head_dim;
+  const Scratch scratch = carve(args, item, memory);
+  const int rows = item.num_tokens * args.heads_per_kv;
+  const int padded = padded_rows(args, item);
+  const bool direct = rows <= kDirectRows;
+  const int64_t partial_size = partial_floats(rows, dim);
+  begin_item(args, item, scratch);
+
+  Place places[2][kTile];
+  int lo;
+  int hi;
+  visible_item(args, item, item.first_tile, &lo, &hi);
+  find_places(args, item.sequence, item.first_tile, lo, hi, places[item.first_tile & 1]);
+  float* partial = item.partials;
+  for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
+    const Place* here = places[tile & 1];
+    int next_lo = 0;
+    int next_hi = 0;
+    if (tile + 1 < item.end_tile) {
+      Place* next = places[(tile + 1) & 1];
+      visible_item(args, item, tile + 1, &next_lo, &next_hi);
+      find_places(args, item.sequence, tile + 1, next_lo, next_hi, next);
+      for (int j = next_lo; j < next_hi; ++j) {
+        Format::prefetch(Format::row(args.kv, next[j], kKey, item.kv_head), dim);
+      }
+    }
+    if (!direct) load_tile<Format, D>(args, here, item.kv_head, lo, hi, scratch);
+
+    for (int first = 0; first < rows; first += kStrip) {
+      const int count = rows - first < kStrip ? rows - first : kStrip;
+      const Visible visible = visible_rows(args, item, tile, first);
+      float m[kStrip] = {};
+      float l[kStrip] = {};
+      if (visible.any()) {
+        const float* query = scratch.query + first * dim;
+        if (direct) {
+          strip_direct_scores<Format, D>(args, here, item.kv_head, count, visible.lowest, visible.highest, query,
+                                         scratch.scores);
+        } else {
+          tile_scores<D>(query, count, scratch.keys, visible.lowest / 16, (visible.highest + 15) / 16, dim,
+                         args.scale, scratch.scores);
+        }
+        if (tile + 1 < item.end_tile && first == 0) {
+          const Place* next = places[(tile + 1) & 1];
+          for (int j = next_lo; j < next_hi; ++j) {
+            Format::prefetch(Format::row(args.kv, next[j], kValue, item.kv_head), dim);
+          }
+        }
+        soften(visible, count, scratch.scores, m, l);
+        if (direct) {
+          const DirectValues<Format> source{args.kv, here, item.kv_head};
+          strip_values<DirectValues<Format>, D>(source, visible, count, scratch.scores, dim, scratch.tile);
+        } else {
+          const TileValues source{scratch.values, dim};
+          strip_values<TileValues, D>(source, visible, count, scratch.scores, dim, scratch.tile);
+        }
+      }
+      if (item.folds) {
+        fold_tile(count, dim, m, l, scratch.tile, scratch.max + first, scratch.sum + first,
+                  scratch.out + first * dim);
+      } else {
+        write_partial(first, count, padded, dim, m, l, scratch.tile, partial);
+      }
+    }
+    if (!item.folds) partial += partial_size;
+    lo = next_lo;
+    hi = next_hi;
+  }
+
+  if (item.partials == nullptr) {
+    write_rows(args, item, scratch.sum, scratch.out);
+  } else if (item.folds) {
+    for (int first = 0; first < rows; first += kStrip) {
+      const int count = rows - first < kStrip ? rows - first : kStrip;
+      write_partial(first, count, padded, dim, scratch.max + first, scratch.sum + first,
+                    scratch.out + first * dim, item.partials);
+    }
+  }
+}
+
+template <class Format>
+void attend_format(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+#if defined(KVSTRATA_ISA_AVX512) || defined(KVSTRATA_ISA_AVX2)
+  switch (args.head_dim) {
+    case 64:
+      return attend_item<Format, 64>(args, item, scratch);
+    case 80:
+      return attend_item<Format, 80>(args, item, scratch);
+    case 96:
+      return attend_item<Format, 96>(args, item, scratch);
+    case 128:
+      return attend_item<Format, 128>(args, item, scratch);
+    case 256:
+      return attend_item<Format, 256>(args, item, scratch);
+  }
+#endif
+  attend_item<Format, 0>(args, item, scratch);
+}
+
+void attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+  switch (args.kv.type) {
+    case KvType::float32:
+      return attend_format<Plain<float>>(args, item, scratch);
+    case KvType::bfloat16:
+      return attend_format<Plain<Bf16>>(args, item, scratch);
+    case KvType::float16:
+      return attend_format<Plain<Fp16>>(args, item, scratch);
+  }
+}
+
+// The first partial is the state after the first item's tiles and becomes the running state in place.
+void fold(const AttentionArgs& args, const AttentionFold& fold) {
+  const AttentionItem& item = fold.item;
+  const int dim = args.head_dim;
+  const int rows = item.num_tokens * args.heads_per_kv;
+  const int padded = padded_rows(args, item);
+  float* state = item.partials;
+  const float* partial = state;
+  for (int i = 1; i < fold.count; ++i) {
+    partial += partial_floats(rows, dim);
+    for (int first = 0; first < rows; first += kStrip) {
+      const int count = rows - first < kStrip ? rows - first : kStrip;
+      fold_tile(count, dim, partial + first, partial + padded + first, partial + 2 * padded + first * dim,
+                state + first, state + padded + first, state + 2 * padded + first * dim);
+    }
+  }
+  write_rows(args, item, state + padded, state + 2 * padded);
+}
+
+extern const AttentionKernels attention_kernels = {attend, fold};
+
+}  // namespace KVSTRATA_ISA
+}  // namespace kvstrata

@@ -1,0 +1,35 @@
+// The operators that speak of the extension itself. Those of a kernel are beside it (linear/ops.cpp, ...).
+#include <torch/library.h>
+
+#include <array>
+#include <string>
+
+#include "dispatch.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr std::array<const char*, 3> kNames = {"portable", "avx2", "avx512"};
+
+std::string instruction_set() { return kNames[static_cast<size_t>(current_isa())]; }
+
+// Not safe while another thread runs an operator: for start-up and for tests that compare instruction sets.
+void use_instruction_set(const std::string& name) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (name != kNames[i]) continue;
+    TORCH_CHECK_VALUE(isa_supported(static_cast<Isa>(i)), "instruction set ", name,
+                      " is not supported by this machine or build");
+    select_isa(static_cast<Isa>(i));
+    return;
+  }
+  TORCH_CHECK_VALUE(false, "instruction set ", name, " is none of portable, avx2, avx512");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(kvstrata, m) {
+  m.def("instruction_set() -> str", instruction_set);
+  m.def("use_instruction_set(str name) -> ()", use_instruction_set);
+}
+
+}  // namespace kvstrata

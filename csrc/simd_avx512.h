@@ -1,0 +1,124 @@
+// F16 on one 512-bit register. Included by simd.h only.
+#pragma once
+
+struct F16 {
+  __m512 v;
+};
+
+inline F16 zero() { return {_mm512_setzero_ps()}; }
+inline F16 set1(float x) { return {_mm512_set1_ps(x)}; }
+inline F16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F16 a) { _mm512_storeu_ps(p, a.v); }
+
+inline __mmask16 below(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+inline F16 load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(below(n), p)}; }
+inline void store_first(float* p, F16 a, int n) { _mm512_mask_storeu_ps(p, below(n), a.v); }
+
+inline F16 widen_bf16(__m256i h) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
+}
+inline F16 load(const Bf16* p) { return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline F16 load(const Fp16* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store(Bf16* p, F16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  rounded = _mm512_srli_epi32(rounded, 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  rounded = _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+}
+inline void store(Fp16* p, F16 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+inline F16 operator+(F16 a, F16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+
+inline F16 select(uint32_t bits, F16 yes, F16 no) {
+  return {_mm512_mask_mov_ps(no.v, static_cast<__mmask16>(bits), yes.v)};
+}
+inline uint32_t greater(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
+
+// a * 2^n, where n is the integer in the low bits of the float `biased` (see exp).
+inline F16 scale_by_power(F16 a, F16 biased) {
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(biased.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), exponent))};
+}
+
+template <class Op>
+inline F16 join(__m512 a, __m512 b) {
+  return Op::of(F16{a}, F16{b});
+}
+
+// One vector whose lane k is the tree over the lanes of u[k]; the shuffles visit (l, l+8), (l, l+4), ...
+template <class Op>
+inline F16 tree16(const F16* u) {
+  constexpr int order[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+  F16 w[8];
+  F16 x[4];
+  F16 y[2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512 a = u[order[i]].v;
+    const __m512 b = u[order[i + 8]].v;
+    w[i] = join<Op>(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = join<Op>(_mm512_shuffle_f32x4(w[i].v, w[i + 4].v, 0x88),
+                    _mm512_shuffle_f32x4(w[i].v, w[i + 4].v, 0xDD));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    y[i] = join<Op>(_mm512_shuffle_ps(x[i].v, x[i + 2].v, 0x44), _mm512_shuffle_ps(x[i].v, x[i + 2].v, 0xEE));
+  }
+  return join<Op>(_mm512_shuffle_ps(y[0].v, y[1].v, 0x88), _mm512_shuffle_ps(y[0].v, y[1].v, 0xDD));
+}
+
+template <class Op>
+inline float tree(F16 a) {
+  __m512 v = a.v;
+  v = join<Op>(v, _mm512_shuffle_f32x4(v, v, 0x4E)).v;
+  v = join<Op>(v, _mm512_shuffle_f32x4(v, v, 0xB1)).v;
+  v = join<Op>(v, _mm512_permute_ps(v, 0x4E)).v;
+  v = join<Op>(v, _mm512_permute_ps(v, 0xB1)).v;
+  return _mm512_cvtss_f32(v);
+}
+
+// Rows become columns, in place.
+inline void transpose16(F16* m) {
+  __m512 a[16];
+  __m512 b[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    a[2 * i] = _mm512_unpacklo_ps(m[2 * i].v, m[2 * i + 1].v);
+    a[2 * i + 1] = _mm512_unpackhi_ps(m[2 * i].v, m[2 * i + 1].v);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {  // b[4i + c]: column 4q + c of rows 4i.. in 128-bit quarter q
+    b[4 * i] = _mm512_shuffle_ps(a[4 * i], a[4 * i + 2], 0x44);
+    b[4 * i + 1] = _mm512_shuffle_ps(a[4 * i], a[4 * i + 2], 0xEE);
+    b[4 * i + 2] = _mm512_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0x44);
+    b[4 * i + 3] = _mm512_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xEE);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512 top_even = _mm512_shuffle_f32x4(b[c], b[4 + c], 0x88);
+    const __m512 top_odd = _mm512_shuffle_f32x4(b[c], b[4 + c], 0xDD);
+    const __m512 low_even = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0x88);
+    const __m512 low_odd = _mm512_shuffle_f32x4(b[8 + c], b[12 + c], 0xDD);
+    m[c].v = _mm512_shuffle_f32x4(top_even, low_even, 0x88);
+    m[8 + c].v = _mm512_shuffle_f32x4(top_even, low_even, 0xDD);
+    m[4 + c].v = _mm512_shuffle_f32x4(top_odd, low_odd, 0x88);
+    m[12 + c].v = _mm512_shuffle_f32x4(top_odd, low_odd, 0xDD);
+  }
+}
