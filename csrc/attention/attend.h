@@ -214,7 +214,7 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
   int hi;
   visible_item(args, item, item.first_tile, &lo, &hi);
   find_places(args, item.sequence, item.first_tile, lo, hi, places[item.first_tile & 1]);
-  float* partial = item.partials;
+  float* partial = item.partial < 0 ? nullptr : args.partials + item.partial;
   for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
     const Place* here = places[tile & 1];
     int next_lo = 0;
@@ -270,13 +270,13 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
     hi = next_hi;
   }
 
-  if (item.partials == nullptr) {
+  if (item.partial < 0) {
     write_rows(args, item, scratch.sum, scratch.out);
   } else if (item.folds) {
     for (int first = 0; first < rows; first += kStrip) {
       const int count = rows - first < kStrip ? rows - first : kStrip;
       write_partial(first, count, padded, dim, scratch.max + first, scratch.sum + first,
-                    scratch.out + first * dim, item.partials);
+                    scratch.out + first * dim, partial);
     }
   }
 }
@@ -317,7 +317,7 @@ void fold(const AttentionArgs& args, const AttentionFold& fold) {
   const int dim = args.head_dim;
   const int rows = item.num_tokens * args.heads_per_kv;
   const int padded = padded_rows(args, item);
-  float* state = item.partials;
+  float* state = args.partials + item.partial;
   const float* partial = state;
   for (int i = 1; i < fold.count; ++i) {
     partial += partial_floats(rows, dim);
