@@ -15,7 +15,7 @@ from typing import Any
 from setuptools import setup
 
 ROOT = Path(__file__).parent
-COMMON_FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi"]
+COMMON_FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
 SANITIZE_FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
 
 

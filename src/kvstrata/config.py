@@ -125,10 +125,8 @@ class EngineConfig:
     def from_mapping(cls, settings: dict[str, Any]) -> EngineConfig:
         """A config from named settings; an unknown name is a ConfigError that lists the known ones."""
         known = [f.name for f in fields(cls)]
-        for name in settings:
-            _check(
-                name in known, name, settings[name], f"no such setting; the settings are {', '.join(known)}"
-            )
+        for name, value in settings.items():
+            _check(name in known, name, value, f"no such setting; the settings are {', '.join(known)}")
         return cls(**settings)
 
 
@@ -201,3 +199,26 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How a request is served, apart from how its tokens are chosen.
+
+    cache_salt: blocks are shared only among requests of the same salt. adapter: name of weights on top of the
+    model's; blocks are not shared between adapters. priority: lower goes first. user: waiting requests of one
+    priority are served fairly between users. ttl: seconds its blocks stay cached (None: the engine's).
+    """
+
+    cache_salt: str = ""
+    adapter: str = ""
+    priority: int = 0
+    user: str = ""
+    ttl: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cache_salt", "adapter", "user"):
+            _check(isinstance(getattr(self, name), str), name, getattr(self, name), "it must be text")
+        _check_int("priority", self.priority, -(2**31), 2**31 - 1)
+        if self.ttl is not None:
+            _check_number("ttl", self.ttl, 0, 1e12, above_low=True)

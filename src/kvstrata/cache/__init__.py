@@ -1,1 +1,1 @@
-"""The key-value cache: keys, pool, tables, prefix index, policies, retention, formats, sizing. No I/O, no model."""
+"""The cache: keys, pool, tables, prefix index, policies, retention, formats, sizing. No I/O, no model."""

@@ -27,19 +27,19 @@ class KVFormat:
 
     def vector_bytes(self, head_dim: int) -> int:
         """Bytes of one head's vector of `head_dim` elements, without scales."""
-        return head_dim * self.bits // 8
+        return -(-head_dim * self.bits // 8)
 
     def vector_scale_bytes(self, head_dim: int) -> int:
         """Bytes of the scales of one head's vector."""
         if self.scale_group == 0:
             return 0
-        groups = 1 if self.scale_group == -1 else head_dim // self.scale_group
+        groups = 1 if self.scale_group == -1 else -(-head_dim // self.scale_group)
         return groups * self.scale_bytes
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that keep the same tokens. window: None for full attention, else the last `window` tokens are seen."""
+    """Layers that keep the same tokens: all of them (window None), or the last `window`."""
 
     layers: tuple[int, ...]
     num_kv_heads: int

@@ -23,7 +23,7 @@ _MAX_ROWS = 256
 # one batched product.
 _MIN_FUSED_ROWS = 16
 # Float32 bytes gathered at a time: what stays in the caches between gathering and the products.
-_GATHER_BYTES = 4 << 20
+_GATHER_BYTES = 8 << 20
 # Sequences share a batched product while padding stays below this share of the longest.
 _MAX_PADDING = 0.2
 
@@ -44,9 +44,9 @@ class _Span:
 class _Segment:
     """Spans of equally many rows that are computed together.
 
-    rows: int64 `[num_spans * num_rows]`. blocks: int64 `[num_spans * num_blocks]`. unused: indices (gathered
-    block, offset) of slots that no row sees. bias: float32 `[num_spans, num_rows, num_blocks * block_size]`,
-    0 where a row sees a token, else -inf.
+    rows: int64 `[num_spans * num_rows]`. blocks: int64 `[num_spans * num_blocks]`. unused: indices (span,
+    block, offset) of gathered slots that no row sees. bias: float32 `[num_spans, num_rows,
+    num_blocks * block_size]`, 0 where a row sees a token, else -inf.
     """
 
     num_spans: int
@@ -54,7 +54,7 @@ class _Segment:
     num_blocks: int
     rows: Tensor
     blocks: Tensor
-    unused: tuple[Tensor, Tensor]
+    unused: tuple[Tensor, Tensor, Tensor]
     bias: Tensor
 
 
@@ -122,9 +122,9 @@ class AttentionPlan:
         by_head = gathered.view(segment.num_spans, segment.num_blocks, *shape[1:]).permute(2, 0, 3, 1, 4, 5)
         unpacked = self.unpacked[: math.prod(shape)].view(by_head.shape).copy_(by_head)
         # A hidden value still meets a weight of zero in the product, and 0 * NaN is NaN.
-        blocks, offsets = segment.unused
-        if len(blocks):
-            unpacked[:, blocks // segment.num_blocks, :, blocks % segment.num_blocks, offsets] = 0.0
+        spans, blocks, offsets = segment.unused
+        if len(spans):
+            unpacked[:, spans, :, blocks, offsets] = 0.0
         keys, values = unpacked.view(2, segment.num_spans, num_kv_heads, -1, head_dim)
         return keys, values
 
@@ -262,14 +262,14 @@ def _segment(
         oldest = ends - num_rows - window + 1
     bias = torch.zeros(hidden.shape, dtype=torch.float32, device=device).masked_fill_(hidden, -torch.inf)
     unused = (held >= ends.unsqueeze(2)) | (held < oldest.unsqueeze(2))
-    block, offset = unused.flatten(0, 1).nonzero(as_tuple=True)
+    span, block, offset = unused.nonzero(as_tuple=True)
     first_rows = column([span.first_row for span in spans])
     return _Segment(
-        len(spans),
-        num_rows,
-        num_blocks,
-        (first_rows + rows).flatten(),
-        blocks.flatten(),
-        (block, offset),
-        bias,
+        num_spans=len(spans),
+        num_rows=num_rows,
+        num_blocks=num_blocks,
+        rows=(first_rows + rows).flatten(),
+        blocks=blocks.flatten(),
+        unused=(span, block, offset),
+        bias=bias,
     )

@@ -16,6 +16,8 @@ class RopeConfig:
 
     kind: how positions past the trained length are scaled. `linear` divides positions by `factor`;
     `llama3` is the frequency-dependent interpolation of Llama 3.1; `yarn` is arXiv 2309.00071.
+    freq_factors: `[head_dim / 2]` divisors of the inverse frequencies, on top of `kind`, where a file gives
+    them itself (a GGUF's `rope_freqs.weight`, which is how Llama 3.1 scaling is stored there).
     """
 
     theta: float
@@ -32,6 +34,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    freq_factors: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +80,11 @@ class DecoderConfig:
 
     @property
     def num_layers(self) -> int:
+        """How many layers the decoder has."""
         return len(self.layers)
 
     def layer_groups(self) -> tuple[tuple[int | None, tuple[int, ...]], ...]:
-        """Layers that keep the same tokens, as (window, layer indices); full attention first, then by window."""
+        """Layers that keep the same tokens: (window, layer indices), full attention first, then by window."""
         windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
         return tuple(
             (window, tuple(i for i, layer in enumerate(self.layers) if layer.window == window))

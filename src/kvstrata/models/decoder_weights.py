@@ -17,10 +17,16 @@ from torch import Tensor
 
 from kvstrata.errors import ConfigError, ModelError
 from kvstrata.models.config import DecoderConfig
+from kvstrata.models.dequantize import dequantize
 from kvstrata.models.linear import DenseLinear, Linear
-from kvstrata.models.weights import WeightSource
+from kvstrata.models.weights import RawTensor, WeightSource
 
 Progress = Callable[[int, int], None]
+
+# Dequantising is a third Python, which only one thread runs at a time.
+_MAX_THREADS = 4
+# Elements dequantised before they are copied: the detour stays small beside the largest tensor.
+_PIECE = 1 << 20
 
 WEIGHT_DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -154,19 +160,19 @@ class _Loader:
 
         def fill(name: str, target: Tensor) -> None:
             nonlocal done
-            tensor = self._source.tensor(name)
-            if tensor.shape != target.shape:
+            raw = self._source.raw(name)
+            if raw.shape != tuple(target.shape):
                 raise ModelError(
-                    f"tensor {name} has shape {list(tensor.shape)}, the configuration says "
+                    f"tensor {name} has shape {list(raw.shape)}, the configuration says "
                     f"{list(target.shape)}: the file is damaged or of another model"
                 )
-            target.copy_(tensor)
+            _copy(raw, target)
             with lock:
                 done += 1
                 if progress is not None:
                     progress(done, len(self._jobs))
 
-        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(max_workers=min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
             futures = [pool.submit(fill, name, target) for name, target in self._jobs]
             try:
                 for future in futures:
@@ -180,3 +186,16 @@ class _Loader:
             if name not in self._present:
                 raise ModelError(f"tensor {name} is missing: the file is incomplete or of another model")
             self._jobs.append((name, target))
+
+
+def _copy(raw: RawTensor, target: Tensor) -> None:
+    """Dequantise a tensor into place, a few rows at a time so that no second copy of it exists."""
+    if target.dim() == 1:
+        target.copy_(dequantize(raw.data, raw.format, raw.shape))
+        return
+    num_rows, inputs = raw.shape
+    step = max(1, _PIECE // inputs)
+    for start in range(0, num_rows, step):
+        rows = slice(start, start + step)
+        data = raw.data[rows] if raw.row_order is None else raw.data[raw.row_order[rows]]
+        target[rows].copy_(dequantize(data, raw.format, (len(data), inputs)))

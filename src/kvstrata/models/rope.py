@@ -18,7 +18,13 @@ _GROW = 1024  # positions; tables grow in steps of this many
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
     """Radians a position for each pair of a head, float64 `[head_dim / 2]`."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    frequencies = 1.0 / config.theta**exponents
+    frequencies = _scaled(1.0 / config.theta**exponents, config, head_dim)
+    if config.freq_factors is None:
+        return frequencies
+    return frequencies / torch.tensor(config.freq_factors, dtype=torch.float64)
+
+
+def _scaled(frequencies: Tensor, config: RopeConfig, head_dim: int) -> Tensor:
     if config.kind == "linear":
         return frequencies / config.factor
     if config.kind == "llama3":

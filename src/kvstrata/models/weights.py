@@ -4,8 +4,8 @@ Canonical names, with L the layer index (PyTorch layout, `[out_features, in_feat
 
     embed.weight                      [vocab_size, hidden_size]
     layers.L.attn_norm.weight         [hidden_size]
-    layers.L.q.weight / .bias         [num_heads * head_dim, hidden_size]      rows in half-rotation RoPE order
-    layers.L.k.weight / .bias         [num_kv_heads * head_dim, hidden_size]   rows in half-rotation RoPE order
+    layers.L.q.weight / .bias         [num_heads * head_dim, hidden_size]     rows in half-rotation RoPE order
+    layers.L.k.weight / .bias         [num_kv_heads * head_dim, hidden_size]  rows in half-rotation RoPE order
     layers.L.v.weight / .bias         [num_kv_heads * head_dim, hidden_size]
     layers.L.o.weight / .bias         [hidden_size, num_heads * head_dim]
     layers.L.q_norm.weight, .k_norm.weight         [head_dim]       (config.qk_norm)
@@ -60,3 +60,37 @@ class WeightSource(Protocol):
 
     def close(self) -> None:
         """Unmap the files."""
+
+
+def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Every canonical tensor that a model of this configuration has, with its shape."""
+    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    q_rows, kv_rows = config.num_heads * head, config.num_kv_heads * head
+    norms = ["attn_norm", "mlp_norm"]
+    if config.sandwich_norms:
+        norms += ["post_attn_norm", "post_mlp_norm"]
+    linears = {  # name: (out_features, in_features, has a bias)
+        "q": (q_rows, hidden, config.qkv_bias),
+        "k": (kv_rows, hidden, config.qkv_bias),
+        "v": (kv_rows, hidden, config.qkv_bias),
+        "o": (hidden, q_rows, config.output_bias),
+        "gate": (inner, hidden, config.mlp_bias),
+        "up": (inner, hidden, config.mlp_bias),
+        "down": (hidden, inner, config.mlp_bias),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (config.vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        prefix = f"layers.{layer}."
+        for norm in norms:
+            shapes[f"{prefix}{norm}.weight"] = (hidden,)
+        if config.qk_norm:
+            shapes[f"{prefix}q_norm.weight"] = (head,)
+            shapes[f"{prefix}k_norm.weight"] = (head,)
+        for name, (rows, columns, has_bias) in linears.items():
+            shapes[f"{prefix}{name}.weight"] = (rows, columns)
+            if has_bias:
+                shapes[f"{prefix}{name}.bias"] = (rows,)
+    shapes["final_norm.weight"] = (hidden,)
+    if not config.tied_embeddings:
+        shapes["head.weight"] = (config.vocab_size, hidden)
+    return shapes

@@ -1,0 +1,217 @@
+// The product of packed weights and quantised rows, written once and compiled for each instruction set.
+//
+// For each row and output, over the groups in increasing order:
+//   acc = fma(float(dot), w_scale * x_scale, acc)            dot: exact int32, of 16 inputs for q6_k, else 32
+//   acc = fma(w_min, x_scale * float(sum of x codes), acc)   q4_1 and q4_k only
+// Lanes are outputs, so neither the width of a vector nor the number of rows changes a bit.
+#pragma once
+
+#include "linear/kernels.h"
+
+#define KVSTRATA_METHOD inline __attribute__((always_inline))
+#define KVSTRATA_LAMBDA __attribute__((always_inline))
+
+namespace kvstrata {
+namespace KVSTRATA_ISA {
+namespace {
+
+template <int kValue>
+struct Index {
+  static constexpr int value = kValue;
+};
+template <int kCount, class Body>
+KVSTRATA_INLINE void unroll(const Body& body) {
+  if constexpr (kCount > 0) {
+    unroll<kCount - 1>(body);
+    body(Index<kCount - 1>{});
+  }
+}
+
+#include "linear/sources.h"
+
+template <class Source, class Half>
+KVSTRATA_INLINE int32_t start_of(const QuantGroup& x, Half half) {
+  if constexpr (Source::kShift < 0) return 0;
+  const int32_t minus_sum = Source::Kind::kSpans == 1 ? x.minus_sum : x.minus_half_sums[half.value];
+  return minus_sum * (1 << (Source::kShift < 0 ? 0 : Source::kShift));
+}
+
+// kRows rows times kTiles tiles.
+template <class Source, int kRows, int kTiles>
+inline void block(const Source* source, const LinearTask& task, const QuantGroup* x, float* out,
+                  const int* outputs) {
+  using Kind = typename Source::Kind;
+  constexpr int kWords = 8 / Kind::kSpans;
+  const int64_t stride = task.row_stride;
+  F16 acc[kRows][kTiles];
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kTiles; ++t) acc[r][t] = zero();
+  }
+  for (int64_t group = 0; group < task.groups; ++group, ++x) {
+    for (int t = 0; t < kTiles; ++t) source[t].prefetch(group);
+    unroll<Kind::kSpans>([&](auto half) KVSTRATA_LAMBDA {
+      Dot<Kind> dot[kRows][kTiles];
+      unroll<kRows>([&](auto r) KVSTRATA_LAMBDA {
+        const int32_t start = start_of<Source>(x[r.value * stride], half);
+        unroll<kTiles>([&](auto t) KVSTRATA_LAMBDA { dot[r.value][t.value] = begin<Kind>(start); });
+      });
+      unroll<kWords>([&](auto i) KVSTRATA_LAMBDA {
+        constexpr int kWord = half.value * kWords + i.value;
+        Codes<Kind> codes[kTiles];
+        unroll<kTiles>([&](auto t) KVSTRATA_LAMBDA {
+          codes[t.value] = source[t.value].template codes<kWord>(group);
+        });
+        unroll<kRows>([&](auto r) KVSTRATA_LAMBDA {
+          const Word word = broadcast(x[r.value * stride].codes + 4 * kWord);
+          unroll<kTiles>([&](auto t) KVSTRATA_LAMBDA { step(dot[r.value][t.value], codes[t.value], word); });
+        });
+      });
+      unroll<kTiles>([&](auto t) KVSTRATA_LAMBDA {
+        const F16 scale = source[t.value].scale(group, half.value);
+        unroll<kRows>([&](auto r) KVSTRATA_LAMBDA {
+          const QuantGroup& row = x[r.value * stride];
+          F16& sum = acc[r.value][t.value];
+          sum = fma(finish(dot[r.value][t.value], start_of<Source>(row, half)), scale * set1(row.scale), sum);
+        });
+      });
+    });
+    if constexpr (Source::kMin) {
+      unroll<kTiles>([&](auto t) KVSTRATA_LAMBDA {
+        const F16 least = source[t.value].min(group);
+        unroll<kRows>([&](auto r) KVSTRATA_LAMBDA {
+          F16& sum = acc[r.value][t.value];
+          sum = fma(least, set1(x[r.value * stride].scaled_sum), sum);
+        });
+      });
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kTiles; ++t) {
+      float* p = out + r * task.out_stride + t * kTileOutputs;
+      if (outputs[t] == kTileOutputs) {
+        store(p, acc[r][t]);
+      } else {
+        store_first(p, acc[r][t], outputs[t]);
+      }
+    }
+  }
+}
+
+template <class Source, int kTiles, int kRows = kMaxRows>
+inline void block_of(int64_t rows, const Source* source, const LinearTask& task, const QuantGroup* x, float* out,
+                     const int* outputs) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return block_of<Source, kTiles, kRows - 1>(rows, source, task, x, out, outputs);
+  }
+  block<Source, kRows, kTiles>(source, task, x, out, outputs);
+}
+
+// All rows times kTiles tiles, in blocks of rows as equal as they can be.
+template <class Source, int kTiles>
+inline void all_rows(const Source* source, const LinearTask& task, int64_t tile) {
+  int outputs[kTiles];
+  for (int t = 0; t < kTiles; ++t) {
+    const int64_t left = task.outputs - (tile + t) * kTileOutputs;
+    outputs[t] = static_cast<int>(left < kTileOutputs ? left : kTileOutputs);
+  }
+  const int64_t blocks = (task.row_count + kMaxRows - 1) / kMaxRows;
+  int64_t row = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t rows = task.row_count / blocks + (b < task.row_count % blocks ? 1 : 0);
+    block_of<Source, kTiles>(rows, source, task, task.rows + row * task.row_stride,
+                             task.out + row * task.out_stride + tile * kTileOutputs, outputs);
+    row += rows;
+  }
+}
+
+template <class Source>
+inline void multiply_format(const LinearTask& task, uint8_t* scratch) {
+  const int64_t bytes = tile_bytes(task.format, task.groups);
+  int64_t tile = task.first_tile;
+  if (task.row_count <= kMaxRows) {
+    for (; tile < task.last_tile; ++tile) {
+      const Source source(task.tiles + tile * bytes, task.groups);
+      all_rows<Source, 1>(&source, task, tile);
+    }
+    return;
+  }
+  uint8_t* const second = scratch + task.groups * kExpandedGroup;
+  const Expanded<Source> expanded[2] = {{scratch}, {second}};
+  for (; tile + 1 < task.last_tile; tile += 2) {
+    expand(Source(task.tiles + tile * bytes, task.groups), task.groups, scratch);
+    expand(Source(task.tiles + (tile + 1) * bytes, task.groups), task.groups, second);
+    all_rows<Expanded<Source>, 2>(expanded, task, tile);
+  }
+  if (tile < task.last_tile) {
+    expand(Source(task.tiles + tile * bytes, task.groups), task.groups, scratch);
+    all_rows<Expanded<Source>, 1>(expanded, task, tile);
+  }
+}
+
+void multiply(const LinearTask& task, uint8_t* scratch) {
+  switch (task.format) {
+    case kInt8:
+      return multiply_format<PackedInt8>(task, scratch);
+    case kQ40:
+      return multiply_format<PackedQ40>(task, scratch);
+    case kQ41:
+      return multiply_format<PackedQ41>(task, scratch);
+    case kQ4K:
+      return multiply_format<PackedQ4K>(task, scratch);
+    default:
+      return multiply_format<PackedQ6K>(task, scratch);
+  }
+}
+
+int64_t scratch_bytes(int64_t groups) { return 2 * groups * kExpandedGroup; }
+
+// Below this a group counts as zero, so that no scale is subnormal and no code exceeds 127.
+constexpr float kSmallest = 7.8886090522101181e-31f;  // 2^-100
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+inline void quantize_group(F16 a, F16 b, QuantGroup* group) {
+  const uint32_t bits = largest_bits(a, b);
+  float largest;
+  memcpy(&largest, &bits, 4);
+  memset(group, 0, sizeof(QuantGroup));
+  if (bits >= kInfinityBits) {
+    const uint32_t nan = 0x7fc00000u;
+    memcpy(&group->scale, &nan, 4);
+    memcpy(&group->scaled_sum, &nan, 4);
+    return;
+  }
+  if (largest < kSmallest) return;
+  const float scale = largest / 127.0f;
+  const int32_t first = store_rounded(group->codes, a / set1(scale));
+  const int32_t second = store_rounded(group->codes + 16, b / set1(scale));
+  group->scale = scale;
+  group->scaled_sum = scale * static_cast<float>(first + second);
+  group->minus_sum = -(first + second);
+  group->minus_half_sums[0] = -first;
+  group->minus_half_sums[1] = -second;
+}
+
+void quantize(const float* x, int64_t x_stride, int64_t row_count, int64_t inputs, int64_t groups,
+              QuantGroup* rows, int64_t row_stride) {
+  for (int64_t row = 0; row < row_count; ++row, x += x_stride, rows += row_stride) {
+    int64_t group = 0;
+    for (; (group + 1) * kGroupInputs <= inputs; ++group) {
+      quantize_group(load(x + 32 * group), load(x + 32 * group + 16), rows + group);
+    }
+    for (; group < groups; ++group) {
+      const int64_t left = inputs - group * kGroupInputs;
+      const int first = left <= 0 ? 0 : left < 16 ? static_cast<int>(left) : 16;
+      const int second = left <= 16 ? 0 : static_cast<int>(left - 16);
+      const float* p = x + (left <= 0 ? 0 : 32 * group);
+      quantize_group(load_first(p, first), second == 0 ? zero() : load_first(p + 16, second), rows + group);
+    }
+  }
+}
+
+}  // namespace
+
+extern const LinearKernels linear_kernels;
+const LinearKernels linear_kernels = {quantize, multiply, scratch_bytes, kMaxRows};
+
+}  // namespace KVSTRATA_ISA
+}  // namespace kvstrata

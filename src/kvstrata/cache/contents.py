@@ -1,0 +1,187 @@
+"""What the pools hold that can be found: found, published, evicted, expired, forgotten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from kvstrata.cache.group import CacheGroup, EvictReason, HeldKeys
+from kvstrata.cache.index import NO_BLOCK, Node, PrefixIndex
+from kvstrata.cache.keys import KeyChain
+from kvstrata.cache.matching import longest_hit
+from kvstrata.cache.policy import Meta
+from kvstrata.cache.table import CacheSequence
+from kvstrata.errors import IntegrityError
+
+OnEvict = Callable[[bytes, int, Meta, EvictReason], None]
+OnPublish = Callable[[bytes, int, int, Meta], None]
+
+
+class Contents:
+    """The prefix index over the blocks of all groups, and the rules by which content comes and goes.
+
+    A node whose block of a full-attention group goes leaves with all its blocks, since no hit can reach them;
+    one whose deadline has come leaves with all after it, for the same reason.
+    """
+
+    def __init__(
+        self,
+        groups: tuple[CacheGroup, ...],
+        fingerprint: bytes,
+        clock: Callable[[], float],
+        on_evict: OnEvict | None,
+        on_publish: OnPublish | None,
+    ) -> None:
+        self.index = PrefixIndex(fingerprint, len(groups))
+        self.on_evict = on_evict
+        self.on_publish = on_publish
+        self._groups = groups
+        self._held = tuple(HeldKeys(self.index, group) for group in groups)
+        self._clock = clock
+        self._last_now = -math.inf
+        self._last_hit: tuple[KeyChain, list[Node]] | None = None  # until something is forgotten
+
+    def now(self) -> float:
+        """The clock's time, nudged so that each event has its own: recency then never ties."""
+        self._last_now = max(self._clock(), math.nextafter(self._last_now, math.inf))
+        return self._last_now
+
+    def find(self, chain: KeyChain, max_blocks: int) -> list[Node]:
+        """Nodes of the longest hit of at most `max_blocks` blocks."""
+        nodes = self.index.walk(chain, max_blocks, self._clock())
+        del nodes[longest_hit(nodes, self._groups) :]
+        self._last_hit = (chain, nodes)
+        return nodes
+
+    def take_hit(self, chain: KeyChain, num_blocks: int) -> list[Node] | None:
+        """Nodes of a hit of exactly `num_blocks` blocks, without another search if `find` just found it."""
+        if self._last_hit is not None and self._last_hit[0] is chain and len(self._last_hit[1]) == num_blocks:
+            return self._last_hit[1]
+        nodes = self.find(chain, num_blocks)
+        return nodes if len(nodes) == num_blocks else None
+
+    def publish(self, seq: CacheSequence) -> None:
+        """Make the full blocks findable whose tokens are known, up to the first whose key names other
+        content.
+        """
+        block_size = self._groups[0].block_size
+        full = min(seq.num_computed // block_size, len(seq.chain.keys))
+        if full > seq.num_published:
+            self.expire()
+            now = self.now()
+        while seq.num_published < full and seq.tip is not None:
+            position = seq.num_published
+            node = None
+            if seq.tip.live:
+                node = self.index.child(seq.tip, seq.chain.keys[position], seq.chain.contents[position])
+            if node is not None:
+                self._settle(seq, position, node, now)
+                seq.num_published += 1
+            seq.tip = node
+
+    def used(self, group: CacheGroup, blocks: Sequence[int], *, slipped: bool = False) -> None:
+        """Note that these published blocks have no holder from now on.
+
+        slipped: they left the window of a running sequence; meaningful for window groups only.
+        """
+        now = self.now()
+        nodes = [node for block in blocks if (node := group.nodes[block]) is not None]
+        if group.window is not None:
+            for node in nodes:
+                group.mark_slipped(node, slipped, now)
+        group.policy.touch([node.key for node in nodes], now)
+
+    def take_block(self, group: CacheGroup) -> int:
+        """A block with one holder, a free one or a victim's. Raises IntegrityError if there is neither."""
+        block = group.pool.allocate()
+        if block is None:
+            self._evict_one(group)
+            block = group.pool.allocate()
+        if block is None:
+            raise IntegrityError(
+                f"group {group.number}: none of {group.pool.num_cached} cached blocks can be evicted"
+            )
+        return block
+
+    def expire(self) -> int:
+        """Forget content whose deadline has come, and what is after it; returns the number of blocks
+        forgotten.
+        """
+        before = sum(group.evictions["expired"] for group in self._groups)
+        now = self._clock()
+        for group in self._groups:
+            for key in group.policy.expired(now):
+                node = self.index.get(key)
+                if node is not None:
+                    self._drop(node, ["expired"] * len(self._groups))
+        return sum(group.evictions["expired"] for group in self._groups) - before
+
+    def reset(self) -> None:
+        """Forget all content, and let nothing be published after content from before."""
+        for node in list(self.index):
+            for group in self._groups:
+                self._forget(group, node, "reset")
+        self.index.clear()
+
+    def _settle(self, seq: CacheSequence, position: int, node: Node, now: float) -> None:
+        """Publish the blocks of one position in each group, or take those that are there."""
+        if node.empty:
+            node.deadline = now + seq.ttl if seq.ttl is not None else math.inf
+        for group, table in zip(self._groups, seq.tables, strict=True):
+            own, there = table[position], node.blocks[group.number]
+            if own == NO_BLOCK:
+                continue
+            if there == NO_BLOCK:
+                self._publish_block(group, own, node, _meta(seq, group, position, node, now))
+            else:
+                group.pool.retain([there])
+                table[position] = there
+                group.merged += 1
+                group.pool.release([own])
+        self.index.prune(node)
+
+    def _publish_block(self, group: CacheGroup, block: int, node: Node, meta: Meta) -> None:
+        """Make a held block findable as the content of `node`."""
+        group.publish(block, node, meta)
+        if self.on_publish is not None:
+            self.on_publish(node.key, group.number, block, meta)
+
+    def _evict_one(self, group: CacheGroup) -> None:
+        for key in group.policy.victims(1, self._held[group.number], self._clock()):
+            node = self.index.get(key)
+            if node is None:
+                raise IntegrityError(f"group {group.number}: the policy chose a key that cannot be found")
+            if group.window is None:
+                reasons: list[EvictReason] = ["unreachable"] * len(self._groups)
+                reasons[group.number] = "space"
+                self._drop(node, reasons)
+            else:
+                self._forget(group, node, "space")
+                self.index.prune(node)
+
+    def _drop(self, top: Node, reasons: Sequence[EvictReason]) -> None:
+        """Forget all blocks of a node and of those after it, last first."""
+        for node in reversed(self.index.subtree(top)):
+            for group, reason in zip(self._groups, reasons, strict=True):
+                self._forget(group, node, reason)
+            self.index.prune(node)
+
+    def _forget(self, group: CacheGroup, node: Node, reason: EvictReason) -> None:
+        meta = group.forget(node, reason)
+        self._last_hit = None
+        if meta is not None and self.on_evict is not None:
+            self.on_evict(node.key, group.number, meta, reason)
+
+
+def _meta(seq: CacheSequence, group: CacheGroup, position: int, node: Node, now: float) -> Meta:
+    end = (position + 1) * group.block_size
+    return Meta(
+        parent=seq.chain.parent(position),
+        group=group.number,
+        depth=position,
+        bytes=group.pool.layout.payload_bytes,
+        priority=seq.priority,
+        born=now,
+        deadline=node.deadline,
+        origin="prompt" if end <= seq.prompt_tokens else "answer",
+    )

@@ -1,0 +1,121 @@
+"""Block keys: what a full block's content is called, whoever computed it.
+
+A key is SHA-256 over the parent's key, the block's token ids and the extras that change what K and V would
+be; the first parent is the model fingerprint. So equal keys mean equal token ids from position 0 on, under
+the same model and extras, up to collisions, which the prefix index finds by comparing the content itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+import numpy.typing as npt
+
+KEY_BYTES = 32
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What separates caches of the same tokens.
+
+    salt: chosen by the caller; adapter: weights on top of the model's.
+    """
+
+    salt: str = ""
+    adapter: str = ""
+
+    def encode(self) -> bytes:
+        """Each field that is set, as type, length and UTF-8 text, so that no two different extras encode
+        alike.
+        """
+        return _field(b"salt", self.salt) + _field(b"adapter", self.adapter)
+
+
+def _field(kind: bytes, text: str) -> bytes:
+    if not text:
+        return b""
+    value = text.encode()
+    return struct.pack("<I", len(kind)) + kind + struct.pack("<I", len(value)) + value
+
+
+def block_key(parent: bytes, token_ids: TokenIds, extras: bytes, digest_bytes: int = KEY_BYTES) -> bytes:
+    """The key of one full block: SHA-256(parent, token ids as u32 little-endian, extras), lengths before
+    both.
+
+    digest_bytes: bytes that are kept of the digest; tests shorten it to make keys collide.
+    """
+    raw = np.asarray(token_ids, dtype="<u4").tobytes()
+    content = struct.pack("<I", len(raw)) + raw + struct.pack("<I", len(extras)) + extras
+    return sha256(parent + content).digest()[:digest_bytes]
+
+
+class KeyChain:
+    """The tokens of one sequence and the keys of its full blocks, each computed once.
+
+    root: the first parent, the model fingerprint. extras: of `Extras.encode`. tokens: array of u32. keys:
+    one for each full block. contents: for each full block the bytes that were hashed after the parent's key
+    (token ids and extras), which is what tells two blocks apart whose keys collide.
+    """
+
+    __slots__ = ("block_size", "contents", "digest_bytes", "extras", "keys", "root", "tokens")
+
+    def __init__(
+        self, root: bytes, block_size: int, extras: bytes = b"", digest_bytes: int = KEY_BYTES
+    ) -> None:
+        self.root = root
+        self.block_size = block_size
+        self.extras = extras
+        self.digest_bytes = digest_bytes
+        self.tokens = array("I")
+        self.keys: list[bytes] = []
+        self.contents: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, token_ids: TokenIds) -> None:
+        """Append tokens and compute the keys of the blocks that they fill."""
+        if isinstance(token_ids, np.ndarray):
+            self.tokens.frombytes(np.ascontiguousarray(token_ids, dtype=np.uint32).tobytes())
+        else:
+            self.tokens.extend(token_ids)
+        first, full = len(self.keys), len(self.tokens) // self.block_size
+        if full > first:
+            self._append_keys(first, full)
+
+    def _append_keys(self, first: int, full: int) -> None:
+        size = self.block_size
+        raw = np.frombuffer(self.tokens[first * size : full * size], dtype=np.uint32).astype("<u4").tobytes()
+        width = 4 * size
+        head = struct.pack("<I", width)
+        tail = struct.pack("<I", len(self.extras)) + self.extras
+        keep = self.digest_bytes
+        key = self.parent(first)
+        for start in range(0, len(raw), width):
+            content = head + raw[start : start + width] + tail
+            key = sha256(key + content).digest()[:keep]
+            self.contents.append(content)
+            self.keys.append(key)
+
+    def parent(self, block: int) -> bytes:
+        """The key before that of `block`."""
+        return self.keys[block - 1] if block else self.root
+
+    def block_tokens(self, block: int) -> bytes:
+        """Token ids of a full block, u32 little-endian."""
+        return self.contents[block][4 : 4 + 4 * self.block_size]
+
+    def copy(self) -> KeyChain:
+        """An independent chain of the same tokens, for a fork."""
+        twin = KeyChain(self.root, self.block_size, self.extras, self.digest_bytes)
+        twin.tokens = self.tokens[:]
+        twin.keys = self.keys.copy()
+        twin.contents = self.contents.copy()
+        return twin

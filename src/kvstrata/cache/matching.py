@@ -1,0 +1,38 @@
+"""How far a found prefix serves: the longest hit that all layer groups satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstrata.cache.group import CacheGroup
+from kvstrata.cache.index import NO_BLOCK, Node
+from kvstrata.cache.window import first_visible_block
+
+
+def longest_hit(nodes: Sequence[Node], groups: Sequence[CacheGroup]) -> int:
+    """Blocks of the longest usable prefix of `nodes`.
+
+    A full-attention group needs all blocks up to there, a window group those that the next token can see.
+    """
+    hit = len(nodes)
+    for group in groups:
+        if group.window is None:
+            blocks = [node.blocks[group.number] for node in nodes]
+            if NO_BLOCK in blocks:
+                hit = min(hit, blocks.index(NO_BLOCK))
+    windows = [group for group in groups if group.window is not None]
+    gap = _last_gap(nodes, hit, windows)
+    while gap is not None:
+        hit = gap  # every hit between the gap and here would need the missing block as well
+        gap = _last_gap(nodes, hit, windows)
+    return hit
+
+
+def _last_gap(nodes: Sequence[Node], hit: int, windows: Sequence[CacheGroup]) -> int | None:
+    """The last block that a window group lacks of what the token after `hit` blocks can see."""
+    for group in windows:
+        first = first_visible_block(hit * group.block_size, group.window, group.block_size)
+        for position in range(hit - 1, first - 1, -1):
+            if nodes[position].blocks[group.number] == NO_BLOCK:
+                return position
+    return None

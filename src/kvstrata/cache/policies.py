@@ -1,0 +1,195 @@
+"""The policies `lru`, `fifo` and `ttl`: one lazy heap, and for each policy a rank by which it is ordered.
+
+The chain rule holds whatever the rank: where `chained`, an entry whose children are here too is never a
+victim, because a hit is a run of blocks from the first on and a tail without its head is worth nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Container, Iterable
+
+from kvstrata.cache.policy import EvictionPolicy, Meta
+from kvstrata.errors import ConfigError
+
+Rank = tuple[float, ...]
+RankOf = Callable[[Meta, float], Rank]
+
+
+def _lru(meta: Meta, used: float) -> Rank:
+    return (used,)
+
+
+def _fifo(meta: Meta, used: float) -> Rank:
+    return (meta.born,)
+
+
+def _ttl(meta: Meta, used: float) -> Rank:
+    return (meta.deadline, meta.born)
+
+
+RANKS: dict[str, RankOf] = {"lru": _lru, "fifo": _fifo, "ttl": _ttl}
+
+
+def make_policy(name: str, *, chained: bool = True) -> EvictionPolicy:
+    """The policy called `name`: `lru`, `fifo` or `ttl`. Raises ConfigError for another.
+
+    lru: least recently used first. fifo: in the order of publishing. ttl: soonest to expire first. chained:
+    see the module; false for window groups, whose blocks are found without those before them.
+    """
+    if name not in RANKS:
+        raise ConfigError(f"policy {name!r} is unknown: choose one of {', '.join(RANKS)}")
+    return RankedPolicy(RANKS[name], chained=chained)
+
+
+class RankedPolicy:
+    """Entries in a heap by (slipped ones first, rank, tails first, order of arrival).
+
+    The heap is lazy: it may hold outdated items, told by their serial number, and each entry has at most one
+    that counts. An entry with children, or found pinned, has none until its last child goes or it is touched.
+    Each operation is O(log n) amortised.
+    """
+
+    def __init__(self, rank: RankOf, *, chained: bool) -> None:
+        self._rank_of = rank
+        self._chained = chained
+        self._meta: dict[bytes, Meta] = {}
+        self._used: dict[bytes, float] = {}
+        self._children: dict[bytes, int] = {}
+        self._heap: list[tuple[Rank, int, bytes]] = []
+        self._offered: dict[bytes, int] = {}
+        self._aside: set[bytes] = set()
+        self._deadlines: list[tuple[float, int, bytes]] = []
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._meta)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._meta
+
+    def insert(self, key: bytes, meta: Meta, now: float) -> None:
+        """Add an entry, last used `now`, or give the one of that key a new meta."""
+        self.remove(key)
+        self._meta[key] = meta
+        self._used[key] = now
+        if self._chained:
+            self._children[meta.parent] = self._children.get(meta.parent, 0) + 1
+        self._offer(key)
+        if meta.deadline < math.inf:
+            self._await_deadline(key)
+
+    def touch(self, keys: Iterable[bytes], now: float) -> None:
+        """Note a use, and look again at those that were set aside because they were pinned."""
+        known = [key for key in keys if key in self._meta]
+        self._used.update(dict.fromkeys(known, now))
+        if self._aside:
+            for key in known:
+                if key in self._aside:
+                    self._aside.remove(key)
+                    self._offer(key)
+
+    def remove(self, key: bytes) -> None:
+        """Drop an entry, if it is here; its parent may be a victim again."""
+        meta = self._meta.pop(key, None)
+        if meta is None:
+            return
+        del self._used[key]
+        self._offered.pop(key, None)
+        self._aside.discard(key)
+        if self._chained:
+            self._orphan(meta.parent)
+        self._compact()
+
+    def victims(self, n: int, pinned: Container[bytes], now: float) -> list[bytes]:
+        """Up to `n` entries, first to go first, the expired ones before all; they leave the policy."""
+        due = self._pop_due(now)
+        chosen = [key for key in due if key not in pinned][:n]
+        for key in chosen:
+            self.remove(key)
+        for key in due:
+            if key in self._meta:
+                self._await_deadline(key)
+        while len(chosen) < n:
+            first = self._pop_first(pinned)
+            if first is None:
+                break
+            self.remove(first)
+            chosen.append(first)
+        return chosen
+
+    def expired(self, now: float) -> list[bytes]:
+        """Entries whose deadline has come, earliest first, pinned or not; they leave the policy."""
+        due = self._pop_due(now)
+        for key in due:
+            self.remove(key)
+        return due
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        for part in (self._meta, self._used, self._children, self._offered):
+            part.clear()
+        self._heap.clear()
+        self._deadlines.clear()
+        self._aside.clear()
+
+    def _rank(self, key: bytes) -> Rank:
+        meta = self._meta[key]
+        return (not meta.slipped, *self._rank_of(meta, self._used[key]), -meta.depth)
+
+    def _offer(self, key: bytes) -> None:
+        self._serial += 1
+        self._offered[key] = self._serial
+        heapq.heappush(self._heap, (self._rank(key), self._serial, key))
+
+    def _await_deadline(self, key: bytes) -> None:
+        self._serial += 1
+        heapq.heappush(self._deadlines, (self._meta[key].deadline, self._serial, key))
+
+    def _orphan(self, parent: bytes) -> None:
+        """One child of `parent` went: with its last one it may be a victim again."""
+        self._children[parent] -= 1
+        if self._children[parent]:
+            return
+        del self._children[parent]
+        if parent in self._meta and parent not in self._offered and parent not in self._aside:
+            self._offer(parent)
+
+    def _pop_first(self, pinned: Container[bytes]) -> bytes | None:
+        while self._heap:
+            rank, serial, key = heapq.heappop(self._heap)
+            if self._offered.get(key) != serial:
+                continue
+            del self._offered[key]
+            if key in self._children:
+                continue  # offered again when its last child goes
+            if key in pinned:
+                self._aside.add(key)
+            elif rank != self._rank(key):
+                self._offer(key)  # used since it was offered
+            else:
+                return key
+        return None
+
+    def _pop_due(self, now: float) -> list[bytes]:
+        due: dict[bytes, None] = {}
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, _, key = heapq.heappop(self._deadlines)
+            if self._is_due_at(key, deadline):
+                due[key] = None
+        return list(due)
+
+    def _compact(self) -> None:
+        """Drop outdated items once they are more than half, so that the heaps follow the entries."""
+        limit = 2 * len(self._meta) + 64
+        if len(self._heap) > limit:
+            self._heap = [item for item in self._heap if self._offered.get(item[2]) == item[1]]
+            heapq.heapify(self._heap)
+        if len(self._deadlines) > limit:
+            latest = {key: (at, no, key) for at, no, key in self._deadlines if self._is_due_at(key, at)}
+            self._deadlines = list(latest.values())
+            heapq.heapify(self._deadlines)
+
+    def _is_due_at(self, key: bytes, deadline: float) -> bool:
+        return key in self._meta and self._meta[key].deadline == deadline

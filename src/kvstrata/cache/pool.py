@@ -1,0 +1,166 @@
+"""The block memory of one layer group, and who owns which block of it.
+
+A block is free (nobody's), held (in at least one block table, or pinned by a reader), or cached (in no
+table, but kept because its content can be found). `free + cached + held = total` at every moment.
+
+The memory comes from `torch.empty` and is not touched here, so a pool costs resident memory only for blocks
+that were written once; blocks that come back are used again first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvstrata.cache.formats import pool_dtype
+from kvstrata.cache.layout import ALIGNMENT, BlockLayout
+from kvstrata.errors import ConfigError, IntegrityError
+
+BlockIds = Sequence[int] | npt.NDArray[np.int64]
+
+
+class BlockPool:
+    """`num_blocks` blocks in one allocation, aligned to 4 KiB, `layout.stride_bytes` apart.
+
+    kv: the blocks as attention reads them, `[num_blocks, group_layers, 2, num_kv_heads, block_size,
+    head_dim]` in the format's dtype. refs: int32 `[num_blocks]`, holders of each block, pins included.
+    kept: bool `[num_blocks]`, whether a block without holders stays cached.
+
+    Raises ConfigError for a pool without blocks or a format that the pool cannot hold.
+    """
+
+    def __init__(self, layout: BlockLayout, num_blocks: int, device: torch.device | str) -> None:
+        if num_blocks < 1:
+            raise ConfigError(
+                f"num_blocks is {num_blocks}: a pool needs at least 1 block, give it more memory"
+            )
+        dtype = pool_dtype(layout.format)
+        self.layout = layout
+        self.num_blocks = num_blocks
+        stride = layout.stride_bytes
+        raw = torch.empty(num_blocks * stride + ALIGNMENT, dtype=torch.uint8, device=device)
+        base = -raw.data_ptr() % ALIGNMENT
+        aligned = raw[base : base + num_blocks * stride]
+        self._blocks = aligned.view(num_blocks, stride)
+        self.kv = _typed_view(aligned, layout, num_blocks, dtype)
+        self.refs: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
+        self.pins: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
+        self.kept: npt.NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that are nobody's."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks without holders whose content is kept."""
+        return self._cached
+
+    @property
+    def num_held(self) -> int:
+        """Blocks with holders."""
+        return self.num_blocks - len(self._free) - self._cached
+
+    @property
+    def free_blocks(self) -> tuple[int, ...]:
+        """Free blocks, the next to be allocated last."""
+        return tuple(self._free)
+
+    def payload(self, block: int) -> Tensor:
+        """The bytes of a block that a tier moves: uint8 `[layout.payload_bytes]`, a view of the pool."""
+        return self._blocks[block, : self.layout.payload_bytes]
+
+    def copy_block(self, src: int, dst: int) -> None:
+        """Copy the content of a block in all layers."""
+        self.payload(dst).copy_(self.payload(src))
+
+    def allocate(self) -> int | None:
+        """Take a free block, with one holder; None where there is none."""
+        if not self._free:
+            return None
+        block = self._free.pop()
+        self.refs[block] = 1
+        return block
+
+    def idle_among(self, blocks: BlockIds) -> int:
+        """How many of these distinct blocks are cached and would leave the cached ones when retained."""
+        return int(np.count_nonzero(self.refs[np.asarray(blocks, dtype=np.int64)] == 0))
+
+    def retain(self, blocks: BlockIds) -> None:
+        """One more holder for each of these held or cached, distinct blocks.
+
+        Raises IntegrityError for a free one.
+        """
+        ids = np.asarray(blocks, dtype=np.int64)
+        idle = self.refs[ids] == 0
+        if not self.kept[ids[idle]].all():
+            raise IntegrityError(f"a free block was retained: one of {ids[idle].tolist()}")
+        self.refs[ids] += 1
+        self._cached -= int(np.count_nonzero(idle))
+
+    def release(self, blocks: BlockIds) -> list[int]:
+        """One holder less for each of these distinct blocks; returns those that are cached from now on.
+
+        Those left without a holder that are not kept go back to the free ones, the last of them to be
+        allocated first. Raises IntegrityError, with nothing changed, for a block that has no holder or is
+        given twice.
+        """
+        ids = np.asarray(blocks, dtype=np.int64)
+        if len(ids) > 1 and len(np.unique(ids)) != len(ids):
+            raise IntegrityError(f"a block was released twice at once: {ids.tolist()}")
+        refs = self.refs[ids] - 1
+        if (refs < 0).any():
+            raise IntegrityError(f"a block without holders was released: one of {ids[refs < 0].tolist()}")
+        self.refs[ids] = refs
+        idle = ids[refs == 0]
+        kept = self.kept[idle]
+        self._free.extend(idle[~kept].tolist())
+        cached: list[int] = idle[kept].tolist()
+        self._cached += len(cached)
+        return cached
+
+    def keep(self, block: int) -> None:
+        """Let a held block stay cached when its last holder goes."""
+        self.kept[block] = True
+
+    def forget(self, block: int) -> None:
+        """Let a kept block go: a cached one is free at once, a held one when its last holder goes."""
+        if self.kept[block] and self.refs[block] == 0:
+            self._cached -= 1
+            self._free.append(block)
+        self.kept[block] = False
+
+    def pin(self, blocks: BlockIds) -> None:
+        """Hold distinct blocks for a reader outside the block tables: neither evicted nor written again."""
+        self.retain(blocks)
+        self.pins[np.asarray(blocks, dtype=np.int64)] += 1
+
+    def unpin(self, blocks: BlockIds) -> list[int]:
+        """Undo one `pin`; returns those that are cached from now on.
+
+        Raises IntegrityError for one not pinned.
+        """
+        ids = np.asarray(blocks, dtype=np.int64)
+        if (self.pins[ids] < 1).any():
+            raise IntegrityError(f"a block was unpinned without being pinned: one of {ids.tolist()}")
+        cached = self.release(ids)
+        self.pins[ids] -= 1
+        return cached
+
+
+def _typed_view(aligned: Tensor, layout: BlockLayout, num_blocks: int, dtype: torch.dtype) -> Tensor:
+    group = layout.group
+    shape = (num_blocks, len(group.layers), 2, group.num_kv_heads, layout.block_size, group.head_dim)
+    strides = [1]
+    for size in reversed(shape[2:]):
+        strides.insert(0, strides[0] * size)
+    typed = aligned.view(dtype)
+    block_stride = layout.stride_bytes // typed.element_size()
+    return typed.as_strided(shape, (block_stride, *strides), typed.storage_offset())

@@ -1,0 +1,38 @@
+"""A sequence's hold on the cache: its tokens, and for each layer group the blocks that have their K and V."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvstrata.cache.index import NO_BLOCK, Node
+from kvstrata.cache.keys import KeyChain
+
+BlockTable = list[int]  # physical blocks by block position; NO_BLOCK where a window has moved past
+
+
+@dataclass(eq=False)
+class CacheSequence:
+    """Made by `KVCache.open` and `fork`, given back once by `release`; only `KVCache` changes it.
+
+    tables: one for each layer group. num_computed: tokens whose K and V the pool holds. prompt_tokens:
+    where the prompt ends and the answer begins. reserve_tokens: length up to which its growth is reserved.
+    reserved: blocks still reserved, by group. ttl: seconds that what it publishes is served, None for ever.
+    tip: node of the last block that it found or published; num_published: blocks up to there.
+    """
+
+    chain: KeyChain
+    tables: tuple[BlockTable, ...]
+    num_computed: int
+    prompt_tokens: int
+    reserve_tokens: int
+    reserved: list[int]
+    priority: int
+    ttl: float | None
+    tip: Node | None
+    num_published: int
+    released: bool = False
+    slipped: list[int] = field(default_factory=list)
+
+    def blocks(self, group: int) -> list[int]:
+        """Physical blocks that this sequence holds in a group, in the order of positions."""
+        return [block for block in self.tables[group][self.slipped[group] :] if block != NO_BLOCK]

@@ -1,0 +1,15 @@
+"""`kvstrata bench WHAT`: measurements, one file each."""
+
+from __future__ import annotations
+
+import typer
+
+from kvstrata.cli.bench import paging, waste, workload
+
+
+def register(app: typer.Typer) -> None:
+    """Declare the command and what it can measure."""
+    bench = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
+    for measurement in (workload, paging, waste):
+        measurement.register(bench)
+    app.add_typer(bench, name="bench")

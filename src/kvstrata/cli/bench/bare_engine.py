@@ -1,0 +1,59 @@
+"""An engine without a model file, for measurements of scheduler and cache alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from kvstrata.cache.formats import format_named
+from kvstrata.cache.layout import BlockLayout, LayerGroup
+from kvstrata.cache.manager import KVCache
+from kvstrata.engine.engine import Engine, StepReport
+from kvstrata.engine.runner import Model
+from kvstrata.models.tokenizer import Tokenizer, Vocabulary
+
+_STEP_TOKENS = 512
+
+
+class _Numbers:
+    """Encodes nothing: prompts of these measurements are token ids."""
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        """Token ids of a text of numbers."""
+        return [int(word) for word in text.split()]
+
+
+def bare_engine(
+    model: Model,
+    *,
+    vocab_size: int,
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    on_step: Callable[[StepReport], None] | None = None,
+) -> Engine:
+    """One full-attention group of one small layer; prefix caching off."""
+    device = torch.device("cpu")
+    cache = KVCache(
+        [BlockLayout(LayerGroup((0,), 1, 1), format_named("fp16"), block_size)],
+        [num_blocks],
+        fingerprint=b"bare",
+        device=device,
+        max_chunk=_STEP_TOKENS,
+        prefix_caching=False,
+    )
+    tokenizer = Tokenizer(_Numbers(), Vocabulary([str(i) for i in range(vocab_size)], byte_level=False))
+    return Engine(
+        model,
+        tokenizer,
+        cache,
+        eos_ids=(),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        token_budget=_STEP_TOKENS,
+        device=device,
+        seed=0,
+        on_step=on_step,
+    )

@@ -1,0 +1,87 @@
+"""`kvstrata generate`: text from a prompt."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstrata.cli.loading import load
+from kvstrata.cli.options import with_settings
+from kvstrata.cli.output import JsonFlag, emit_json, stderr_console
+from kvstrata.config import EngineConfig, SamplingParams
+
+if TYPE_CHECKING:
+    from kvstrata.engine.outputs import RequestOutput
+
+
+def register(app: typer.Typer) -> None:
+    """Declare the command."""
+    app.command("generate")(with_settings(generate))
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)],
+    *,
+    config: EngineConfig,
+    params: SamplingParams,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it is, without the model's chat template.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="A system message in front of the prompt.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Answer one prompt, in the model's chat format where it has one."""
+    if raw and system is not None:
+        raise typer.BadParameter("--system goes with the chat format; leave out --raw")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    llm = load(config)
+    chat = not raw and (system is not None or llm.loaded.chat_template.available)
+    if chat:
+        messages = [{"role": "user", "content": text}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        deltas = llm.stream(messages=messages, sampling_params=params)
+    else:
+        deltas = llm.stream(text, params)
+    result = None
+    for delta in deltas:
+        if not json:
+            sys.stdout.write(delta.text)
+            sys.stdout.flush()
+        result = delta.result or result
+    assert result is not None
+    if json:
+        emit_json(summary(result))
+    else:
+        sys.stdout.write("\n")
+        stderr_console().print(figures(result), style="dim")
+
+
+def summary(result: RequestOutput) -> dict[str, Any]:
+    """What `--json` tells of a finished request."""
+    answer = result.outputs[0]
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "prompt_tokens": result.usage.prompt_tokens,
+        "cached_tokens": result.usage.cached_tokens,
+        "completion_tokens": result.usage.completion_tokens,
+        "ttft_ms": result.timings.ttft * 1e3,
+        "queue_ms": result.timings.queue * 1e3,
+        "decode_tok_s": result.timings.decode_tok_s,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+    }
+
+
+def figures(result: RequestOutput) -> str:
+    """One line for people about how a request went."""
+    usage, timings = result.usage, result.timings
+    speed = "" if timings.decode_tok_s is None else f", then {timings.decode_tok_s:.1f} tokens/s"
+    return (
+        f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached; "
+        f"first token after {timings.ttft * 1e3:.0f} ms{speed}; "
+        f"{usage.completion_tokens} tokens, ended by {result.outputs[0].finish_reason}"
+    )

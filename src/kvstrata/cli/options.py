@@ -1,0 +1,108 @@
+"""Settings as options: each field of a settings class is declared once, and every command can take it.
+
+A command asks for `config: EngineConfig` or `params: SamplingParams`; `with_settings` shows the fields as
+options in that parameter's place and hands the command one validated object.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from kvstrata.config import DEVICES, KV_DTYPES, POLICIES, WEIGHT_MODES, EngineConfig, SamplingParams
+from kvstrata.errors import ConfigError
+
+# Fields that are options, with the type that the command line reads and what --help says.
+_ENGINE: Mapping[str, tuple[Any, str]] = {
+    "model": (str | None, "GGUF file, Hugging Face folder, or smollm2 (the default) or gemma3-270m."),
+    "device": (str, f"Where to run: {', '.join(DEVICES)}."),
+    "weights": (str, f"How weights are held: {', '.join(WEIGHT_MODES)}."),
+    "kv_dtype": (str, f"Format of the KV pool: {', '.join(KV_DTYPES)}."),
+    "kv_memory": (str, "Memory of the KV pool, such as 2GiB; auto takes a share of what is free."),
+    "block_size": (int, "Tokens a block."),
+    "max_model_len": (int | None, "Most tokens of a sequence, prompt and answer; by default what fits."),
+    "max_num_seqs": (int, "Most sequences in one step."),
+    "max_num_batched_tokens": (int, "Most tokens in one step."),
+    "policy": (str, f"Which cached blocks go first when space is wanted: {', '.join(POLICIES)}."),
+    "ttl": (float | None, "Seconds that cached blocks live; by default for ever."),
+    "prefix_caching": (bool, "Find the blocks of earlier requests again."),
+    "threads": (int | None, "CPU threads; by default all cores."),
+}
+_SAMPLING: Mapping[str, tuple[Any, str]] = {
+    "max_tokens": (int, "Most tokens of the answer."),
+    "temperature": (float, "0 takes the likeliest token each time."),
+    "top_p": (float, "Draw from the likeliest tokens that make up this share."),
+    "top_k": (int, "Draw from so many likeliest tokens; 0 takes all."),
+    "min_p": (float, "Leave out tokens less than this share as likely as the likeliest."),
+    "repetition_penalty": (float, "Above 1, tokens seen before become less likely."),
+    "presence_penalty": (float, "Taken off the logit of each token in the answer so far."),
+    "frequency_penalty": (float, "The same, for each time it is there."),
+    "seed": (int | None, "Makes the draw repeat."),
+    "stop": (list[str], "Text that ends the answer; can be given several times."),
+    "ignore_eos": (bool, "Go on past the model's end token."),
+    "min_tokens": (int, "No end before so many tokens."),
+}
+_OPTIONS: Mapping[type, Mapping[str, tuple[Any, str]]] = {EngineConfig: _ENGINE, SamplingParams: _SAMPLING}
+# On the command line an answer is to be the same each time, and not cut after a line.
+_DEFAULTS: Mapping[type, Mapping[str, Any]] = {
+    EngineConfig: {},
+    SamplingParams: {"temperature": 0.0, "max_tokens": 256, "stop": []},
+}
+
+
+def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Expand the parameters of a command that are settings classes into one option a field."""
+    hints = get_type_hints(command, include_extras=True)
+    signature = inspect.signature(command)
+    expanded: list[inspect.Parameter] = []
+    classes: dict[str, type] = {}
+    for name, parameter in signature.parameters.items():
+        hint: Any = hints.get(name)
+        if hint in _OPTIONS:
+            classes[name] = hint
+            expanded.extend(_parameters(hint))
+        else:
+            expanded.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        for name, cls in classes.items():
+            given[name] = _settings(cls, {key: given.pop(key) for key in _OPTIONS[cls]})
+        return command(**given)
+
+    run.__signature__ = signature.replace(parameters=expanded)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in expanded}
+    return run
+
+
+def _parameters(cls: type) -> list[inspect.Parameter]:
+    own = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+    parameters = []
+    for name, (kind, text) in _OPTIONS[cls].items():
+        flag = name.replace("_", "-")
+        declared = f"--{flag}/--no-{flag}" if kind is bool and own[name] else f"--{flag}"
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_DEFAULTS[cls].get(name, own[name]),
+                annotation=Annotated[kind, typer.Option(declared, help=text)],
+            )
+        )
+    return parameters
+
+
+def _settings(cls: type, values: dict[str, Any]) -> Any:
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        message = str(error)
+        for name in values:  # the user wrote --kv-memory, not kv_memory
+            if message.startswith(f"{name} "):
+                message = f"--{name.replace('_', '-')} {message.removeprefix(name).lstrip()}"
+        raise typer.BadParameter(message) from None

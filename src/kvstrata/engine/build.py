@@ -1,0 +1,168 @@
+"""From a configuration to a running engine: find the model, load it, size the pool, name the fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvstrata import kernels
+from kvstrata.cache.formats import format_named
+from kvstrata.cache.layout import BlockLayout, LayerGroup
+from kvstrata.cache.manager import KVCache
+from kvstrata.cache.sizing import split_blocks
+from kvstrata.config import EngineConfig
+from kvstrata.engine.engine import Engine, StepReport
+from kvstrata.engine.fingerprint import fingerprint
+from kvstrata.engine.memory import auto_pool_bytes, available_bytes
+from kvstrata.errors import ConfigError
+from kvstrata.models.chat import ChatTemplate
+from kvstrata.models.config import DecoderConfig
+from kvstrata.models.decoder import Decoder
+from kvstrata.models.digest import weights_digest
+from kvstrata.models.locate import locate
+from kvstrata.models.source import load_tokenizer, open_source
+from kvstrata.models.tokenizer import Tokenizer
+from kvstrata.models.weights import WeightSource
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine ready to serve, and what was loaded for it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    decoder_config: DecoderConfig
+    path: Path
+    weights_bytes: int
+    pool_bytes: int
+    pool_tokens: int
+
+
+def build(
+    config: EngineConfig,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    on_step: Callable[[StepReport], None] | None = None,
+) -> Loaded:
+    """Load the model that a configuration names and set up its engine.
+
+    progress: called with tensors loaded so far and their total. Raises ModelError and ConfigError.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    device = _device(config.device)
+    path = locate(config.model)
+    source = open_source(path)
+    try:
+        tokenizer, decoder, digest = _load(path, source, config, device, progress)
+    finally:
+        source.close()
+    weight_mode = _weight_mode(config)
+    layouts = block_layouts(source.config, config)
+    pool_bytes, max_model_len = _pool_size(config, layouts, source.config, device)
+    num_blocks = split_blocks(
+        pool_bytes,
+        layouts,
+        max_num_seqs=config.max_num_seqs,
+        max_chunk=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+    cache = KVCache(
+        layouts,
+        num_blocks,
+        fingerprint=fingerprint(
+            weights_digest=digest,
+            config=source.config,
+            kv_dtype=config.kv_dtype,
+            block_size=config.block_size,
+            weight_mode=weight_mode,
+            arithmetic_version=kernels.arithmetic_version(),
+        ),
+        device=device,
+        max_chunk=config.max_num_batched_tokens,
+        policy=config.policy,
+        ttl=config.ttl,
+        prefix_caching=config.prefix_caching,
+    )
+    engine = Engine(
+        decoder,
+        tokenizer,
+        cache,
+        eos_ids=tuple({*source.config.eos_token_ids, *tokenizer.eos_token_ids}),
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        token_budget=config.max_num_batched_tokens,
+        device=device,
+        seed=config.seed,
+        on_step=on_step,
+    )
+    used = sum(layout.stride_bytes * blocks for layout, blocks in zip(layouts, num_blocks, strict=True))
+    template = config.chat_template or tokenizer.chat_template
+    return Loaded(
+        engine=engine,
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token),
+        decoder_config=source.config,
+        path=path,
+        weights_bytes=decoder.weights_nbytes(),
+        pool_bytes=used,
+        pool_tokens=max(num_blocks) * config.block_size,
+    )
+
+
+def block_layouts(model: DecoderConfig, config: EngineConfig) -> tuple[BlockLayout, ...]:
+    """One layout for each of the model's layer groups."""
+    return tuple(
+        BlockLayout(
+            LayerGroup(layers, model.num_kv_heads, model.head_dim, window),
+            format_named(config.kv_dtype),
+            config.block_size,
+        )
+        for window, layers in model.layer_groups()
+    )
+
+
+def _load(
+    path: Path,
+    source: WeightSource,
+    config: EngineConfig,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Tokenizer, Decoder, bytes]:
+    # Hashing and building the tokenizer run beside the weights' dequantisation.
+    with ThreadPoolExecutor(2) as pool:
+        tokenizer = pool.submit(load_tokenizer, source, path)
+        digest = pool.submit(weights_digest, source)
+        decoder = Decoder.load(source, weights=_weight_mode(config), device=device, progress=progress)
+        return tokenizer.result(), decoder, digest.result()
+
+
+def _weight_mode(config: EngineConfig) -> str:
+    return "fp32" if config.weights == "auto" else config.weights
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', but torch finds no CUDA device; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _pool_size(
+    config: EngineConfig, layouts: tuple[BlockLayout, ...], model: DecoderConfig, device: torch.device
+) -> tuple[int, int]:
+    """Bytes of the pool, and the most tokens of a sequence by model and configuration."""
+    if config.max_model_len is not None and config.max_model_len > model.max_position:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; the model was made for {model.max_position} tokens"
+        )
+    max_model_len = config.max_model_len or model.max_position
+    if isinstance(config.kv_memory, int):
+        return config.kv_memory, max_model_len
+    blocks = -(-max_model_len // config.block_size) * config.max_num_seqs
+    most_useful = sum(layout.stride_bytes for layout in layouts) * blocks
+    return auto_pool_bytes(available_bytes(device), most_useful), max_model_len

@@ -1,0 +1,252 @@
+"""The engine: requests go in, steps run, deltas come out. One thread calls it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvstrata.cache.keys import Extras
+from kvstrata.cache.manager import KVCache
+from kvstrata.config import RequestOptions, SamplingParams
+from kvstrata.engine.delivery import Delivery
+from kvstrata.engine.outputs import Delta
+from kvstrata.engine.request import Request, Status
+from kvstrata.engine.request import Sequence as Answer
+from kvstrata.engine.runner import Model, Runner, StepLogits, wants_all_logits
+from kvstrata.engine.sampler import SampleInput, rank_tokens, sample
+from kvstrata.engine.scheduler import Scheduler, Work
+from kvstrata.engine.text import AnswerText
+from kvstrata.errors import RequestError
+from kvstrata.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did: tokens computed in each phase, sequences running, seconds it took."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    running: int
+    waiting: int
+    seconds: float
+
+
+class Engine:
+    """Serves many requests at once over one model and one cache.
+
+    eos_ids: the model's end tokens. max_model_len: most tokens of a sequence. seed: makes the seeds given to
+    requests that bring none repeat. on_step: called with a report after each step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        cache: KVCache,
+        *,
+        eos_ids: Sequence[int],
+        max_model_len: int,
+        max_num_seqs: int,
+        token_budget: int,
+        device: torch.device,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        on_step: Callable[[StepReport], None] | None = None,
+    ) -> None:
+        self.cache = cache
+        self.max_model_len = min(max_model_len, cache.capacity_tokens)
+        self.on_step = on_step
+        self.scheduler = Scheduler(cache, max_num_seqs=max_num_seqs, token_budget=token_budget, clock=clock)
+        self._runner = Runner(model, cache, device)
+        self._tokenizer = tokenizer
+        self._max_num_seqs = max_num_seqs
+        self._limit_by_model = max_model_len
+        self._seeds = random.Random(seed)
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self._delivery = Delivery(tokenizer, self.scheduler, frozenset(eos_ids))
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has something to do or to deliver."""
+        return bool(self._requests) or self._delivery.pending
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        options: RequestOptions | None = None,
+        arrival: float | None = None,
+    ) -> None:
+        """Queue a request. Raises RequestError where it can never be served as given.
+
+        arrival: submission time by the engine's clock (None: now).
+        """
+        self._check(request_id, prompt_token_ids, params)
+        request = Request(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=list(prompt_token_ids),
+            params=params,
+            options=options or RequestOptions(),
+            arrival=self._clock() if arrival is None else arrival,
+            number=self._arrivals,
+            limit=self._limit(len(prompt_token_ids), params),
+            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+        )
+        self._arrivals += 1
+        extras = Extras(salt=request.options.cache_salt, adapter=request.options.adapter)
+        chain = self.cache.chain(request.prompt_token_ids, extras)
+        first = Answer(request, 0, chain, AnswerText(self._tokenizer, params))
+        request.sequences.append(first)
+        self._requests[request_id] = request
+        self.scheduler.arrive(first)
+
+    def _check(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        length = len(prompt_token_ids)
+        if request_id in self._requests:
+            raise RequestError(f"request_id is {request_id!r}, which is being served; choose another")
+        if length == 0:
+            raise RequestError("prompt is empty; give at least one token")
+        vocab = self._tokenizer.vocab_size
+        for token in prompt_token_ids:
+            if not 0 <= token < vocab:
+                raise RequestError(f"prompt has token id {token}; ids of this model are 0 to {vocab - 1}")
+        if params.n > self._max_num_seqs:
+            raise RequestError(
+                f"n is {params.n}; at most {self._max_num_seqs} answers run at once: ask for fewer "
+                "or raise max_num_seqs"
+            )
+        if length + 1 > self._limit_by_model:
+            raise RequestError(
+                f"prompt has {length} tokens; with one token of answer at most {self._limit_by_model} fit "
+                "(max_model_len): shorten the prompt"
+            )
+        if length + 1 > self.cache.capacity_tokens:
+            raise RequestError(
+                f"prompt has {length} tokens; the KV pool holds {self.cache.capacity_tokens}: "
+                "shorten the prompt or raise kv_memory"
+            )
+
+    def _limit(self, prompt_tokens: int, params: SamplingParams) -> int:
+        if params.max_tokens is None:
+            return self.max_model_len
+        return min(prompt_tokens + params.max_tokens, self.max_model_len)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request where it stands; its blocks come back at once. False if it is not being served."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._delivery.end_request(request, "abort")
+        self._depart()
+        return True
+
+    def reset_cache(self) -> None:
+        """Forget every cached block; requests being served go on, but nobody finds their blocks."""
+        self.cache.reset()
+
+    def step(self) -> list[Delta]:
+        """Run one step and return what is new since the last. Returns at once where nothing is to be done."""
+        begin = self._clock()
+        works = self.scheduler.schedule()
+        if works:
+            self._digest(works, self._runner.run(works))
+            self._depart()
+            self._report(works, begin)
+        return self._delivery.take()
+
+    def _depart(self) -> None:
+        for request in [r for r in self._requests.values() if r.finished]:
+            del self._requests[request.request_id]
+            self.scheduler.waiting.depart(request.options.user)
+
+    def _report(self, works: Sequence[Work], begin: float) -> None:
+        if self.on_step is None:
+            return
+        prefill = sum(work.count for work in works if work.is_prefill)
+        decode = sum(work.count for work in works) - prefill
+        seconds = self._clock() - begin
+        self.on_step(StepReport(prefill, decode, len(works), len(self.scheduler.waiting), seconds))
+
+    def _digest(self, works: Sequence[Work], step: StepLogits) -> None:
+        """Publish what was computed, sample where a token is due, and end what is finished."""
+        # A sum is finite if and only if all of it is: logits are far from the largest float.
+        finite = torch.isfinite(step.logits.sum(-1)).tolist()
+        sampling: list[tuple[Answer, int]] = []
+        for work, rows in zip(works, step.rows, strict=True):
+            if not all(finite[row] for row in rows):
+                self._fail(work.sequence.request)
+                continue
+            if work.sequence.status is not Status.RUNNING:
+                continue  # a sibling answer failed just now
+            if wants_all_logits(work):
+                self._note_prompt_logprobs(work, step.logits[rows.start : rows.stop])
+            self.scheduler.computed(work)
+            if work.samples:
+                answers = [work.sequence, *self._fork_answers(work.sequence)]
+                sampling.extend((answer, rows[-1]) for answer in answers)
+        sampling = [(answer, row) for answer, row in sampling if answer.status is Status.RUNNING]
+        if sampling:
+            picked = [row for _, row in sampling]
+            whole = picked == list(range(len(finite)))
+            self._sample([a for a, _ in sampling], step.logits if whole else step.logits[picked])
+
+    def _fail(self, request: Request) -> None:
+        request.error = "the model's output is not finite; what the request computed was not kept"
+        self._delivery.end_request(request, "error")
+
+    def _fork_answers(self, first: Answer) -> list[Answer]:
+        """The other answers of a request start from the prompt that the first has computed."""
+        request = first.request
+        for index in range(len(request.sequences), request.params.n):
+            child = Answer(request, index, first.chain, AnswerText(self._tokenizer, request.params))
+            self.scheduler.fork(first, child)
+            request.sequences.append(child)
+        return request.sequences[1:] if not first.output_ids and first.index == 0 else []
+
+    def _sample(self, answers: Sequence[Answer], logits: Tensor) -> None:
+        tokens = sample(logits, [self._sample_input(answer) for answer in answers])
+        ranked = {
+            row: rank_tokens(logits[row : row + 1], [tokens[row]], answer.request.params.logprobs)[0]
+            for row, answer in enumerate(answers)
+            if answer.request.params.logprobs is not None
+        }
+        now = self._clock()
+        for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
+            self._delivery.append(answer, token, ranked.get(row), now)
+
+    def _sample_input(self, answer: Answer) -> SampleInput:
+        request = answer.request
+        return SampleInput(
+            params=request.params,
+            prompt_ids=request.prompt_token_ids,
+            output_ids=answer.output_ids,
+            seed=request.seed,
+            answer_index=answer.index,
+            stop_ids=self._delivery.stop_ids(request.params),
+        )
+
+    def _note_prompt_logprobs(self, work: Work, rows: Tensor) -> None:
+        """Row i of the work tells about the token at start + i + 1; the first token has no prediction."""
+        request = work.sequence.request
+        known = request.prompt_logprobs
+        if not known:
+            known.append(None)
+        # After a preemption midway the prompt is computed again; what is known already is not noted twice.
+        first = len(known)
+        last = min(work.start + work.count, len(request.prompt_token_ids) - 1)
+        if first <= last:
+            part = rows[first - 1 - work.start : last - work.start]
+            top = request.params.prompt_logprobs or 0
+            ranked = rank_tokens(part, request.prompt_token_ids[first : last + 1], top)
+            known.extend(self._delivery.named(r) for r in ranked)

@@ -1,0 +1,234 @@
+"""The front door: a model, and what it says to prompts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from kvstrata.config import EngineConfig, RequestOptions, SamplingParams
+from kvstrata.engine.build import build
+from kvstrata.engine.engine import StepReport
+from kvstrata.engine.outputs import Delta, RequestOutput
+from kvstrata.errors import RequestError
+
+# A prompt is text, token ids, or a mapping with `prompt` or `prompt_token_ids`, as vLLM takes them.
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model with its cache, for programs that want answers and no server.
+
+    settings: the fields of `EngineConfig`, by name; or a `config`. Raises ConfigError and ModelError.
+
+        llm = LLM()
+        print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
+
+    One thread at a time may use it.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        on_step: Callable[[StepReport], None] | None = None,
+        **settings: Any,
+    ) -> None:
+        if config is None:
+            config = EngineConfig.from_mapping({"model": model, **settings})
+        elif settings or model is not None:
+            raise RequestError("give LLM either a config or settings, not both")
+        self.config = config
+        loaded = build(config, progress=progress, on_step=on_step)
+        self.loaded = loaded
+        self.engine = loaded.engine
+        self.tokenizer = loaded.tokenizer
+        self._numbers = itertools.count()
+        self._inboxes: dict[str, deque[Delta]] = {}
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        options: RequestOptions | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts, all at once, and return the results in their order.
+
+        sampling_params: one for all, or one for each (None: `SamplingParams()`). options: cache salt,
+        priority and so on, for all. progress: called with requests finished so far and their total.
+        Raises RequestError where a prompt can never be served; none is then.
+        """
+        arrival = time.perf_counter()
+        listed = _listed(prompts)
+        texts = [_text_and_ids(prompt, self._encode) for prompt in listed]
+        return self._run(texts, sampling_params, arrival, progress, options)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        options: RequestOptions | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several: lists of `{"role": ..., "content": ...}`.
+
+        The other arguments, what is returned and what is raised: as for `generate`.
+        """
+        arrival = time.perf_counter()
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        texts = [self._rendered(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        return self._run(texts, sampling_params, arrival, progress, options)
+
+    def stream(
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: SamplingParams | None = None,
+        *,
+        messages: Messages | None = None,
+        options: RequestOptions | None = None,
+    ) -> Generator[Delta]:
+        """Answer one prompt, or one conversation, piece by piece; the last delta carries the result.
+
+        Several streams may be read in turn; each read advances all. Closing the iterator aborts the request.
+        Raises RequestError where neither or both of prompt and messages are given, and as `generate` does.
+        """
+        arrival = time.perf_counter()
+        if (prompt is None) == (messages is None):
+            raise RequestError("give stream either a prompt or messages")
+        text, ids = (
+            _text_and_ids(prompt, self._encode) if prompt is not None else self._rendered(messages or ())
+        )
+        params = sampling_params or SamplingParams()
+        request_id = self._submit(text, ids, params, arrival, options)
+        return self._deltas(request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request where it stands; False if it is not being served."""
+        return self.engine.abort(request_id)
+
+    def close(self) -> None:
+        """Abort what is still being served."""
+        for request_id in list(self._inboxes):
+            self.engine.abort(request_id)
+        self._inboxes.clear()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    def _rendered(self, messages: Messages) -> tuple[str, list[int]]:
+        text = self.loaded.chat_template.render(messages)
+        return text, self.tokenizer.encode(text, parse_special=True)
+
+    def _run(
+        self,
+        texts: Sequence[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        arrival: float,
+        progress: Callable[[int, int], None] | None,
+        options: RequestOptions | None,
+    ) -> list[RequestOutput]:
+        params = _params_for(sampling_params, len(texts))
+        ids: list[str] = []
+        results: dict[str, RequestOutput] = {}
+        try:
+            for (text, tokens), own in zip(texts, params, strict=True):
+                ids.append(self._submit(text, tokens, own, arrival, options))
+            while len(results) < len(ids):
+                self._pump()
+                for request_id in ids:
+                    inbox = self._inboxes.get(request_id)
+                    if inbox and inbox[-1].result is not None:
+                        results[request_id] = inbox[-1].result
+                        del self._inboxes[request_id]
+                        if progress is not None:
+                            progress(len(results), len(ids))
+                    elif inbox:
+                        inbox.clear()
+        finally:
+            for request_id in ids:
+                self._forget(request_id)
+        return [results[request_id] for request_id in ids]
+
+    def _submit(
+        self,
+        text: str | None,
+        tokens: list[int],
+        params: SamplingParams,
+        arrival: float,
+        options: RequestOptions | None,
+    ) -> str:
+        request_id = f"request-{next(self._numbers)}"
+        self.engine.add_request(request_id, tokens, params, prompt=text, options=options, arrival=arrival)
+        self._inboxes[request_id] = deque()
+        return request_id
+
+    def _deltas(self, request_id: str) -> Generator[Delta]:
+        try:
+            while True:
+                inbox = self._inboxes[request_id]
+                while not inbox:
+                    self._pump()
+                delta = inbox.popleft()
+                yield delta
+                if delta.result is not None:
+                    return
+        finally:
+            self._forget(request_id)
+
+    def _pump(self) -> None:
+        """Advance the engine a step and sort what is new to its readers."""
+        for delta in self.engine.step():
+            inbox = self._inboxes.get(delta.request_id)
+            if inbox is not None:
+                inbox.append(delta)
+
+    def _forget(self, request_id: str) -> None:
+        if self._inboxes.pop(request_id, None) is not None:
+            self.engine.abort(request_id)
+
+
+def _listed(prompts: Any) -> list[Any]:
+    """A list of prompts: one prompt is text, a mapping, or token ids."""
+    one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if one else list(prompts)
+
+
+def _text_and_ids(prompt: Any, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+        if "prompt" not in prompt:
+            raise RequestError(f"prompt has the keys {sorted(prompt)}; give 'prompt' or 'prompt_token_ids'")
+        prompt = prompt["prompt"]
+    if isinstance(prompt, str):
+        return prompt, encode(prompt)
+    return None, list(prompt)
+
+
+def _params_for(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> Sequence[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(
+            f"sampling_params has {len(params)} entries for {count} prompts; give one for each"
+        )
+    return params

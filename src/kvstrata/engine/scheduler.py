@@ -1,0 +1,219 @@
+"""What runs in the next step: decodes first, then prefill chunks, then new sequences, in one token budget.
+
+The best-ranked running sequence always makes progress (others are preempted for it, down to the last one,
+and alone it fits, since longer requests were rejected on arrival), so that the engine cannot deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvstrata.cache.manager import KVCache
+from kvstrata.engine.queue import WaitingQueue
+from kvstrata.engine.request import Sequence, Status
+
+# A prompt whose every logit is wanted runs in chunks of so many tokens: [chunk, vocab] floats are big.
+LOGITS_CHUNK = 128
+# A long prompt leaves this much of the budget to those behind it: short ones need not wait for its end.
+_FIRST_SHARE = 0.75
+# Followers of a leader that are looked past in one step to find work for others.
+_MAX_SKIPS = 64
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens `start` to `start + count` of a sequence, to be computed in this step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the last of its tokens is the last one known: the next is then to be sampled."""
+        return self.start + self.count == self.sequence.num_tokens
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.start < len(self.sequence.request.prompt_token_ids)
+
+
+class Scheduler:
+    """Chooses the work of each step and holds the running sequences."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        token_budget: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.cache = cache
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._max_num_seqs = max_num_seqs
+        self._token_budget = token_budget
+        self._clock = clock
+        self._leaders: dict[bytes, Sequence] = {}  # prompt blocks that are being computed just now, by key
+
+    def schedule(self) -> list[Work]:
+        """The work of the next step; empty only where nothing waits and nothing runs."""
+        self.cache.expire()
+        works: dict[Sequence, Work] = {}
+        preempted = self.preemptions
+        order = sorted(self.running, key=lambda s: s.rank)
+        for sequence in order:
+            if sequence.num_tokens - sequence.num_computed == 1:
+                self._take(sequence, works)
+        prefills = [s for s in order if s.num_tokens - s.num_computed > 1]
+        for sequence in prefills:
+            first_of_many = sequence is prefills[0] and len(prefills) + len(self.waiting) > 1
+            self._take(sequence, works, share=_FIRST_SHARE if first_of_many else 1.0)
+        if self.preemptions == preempted:
+            self._admit(works)
+        if prefills:  # what nobody else needed
+            self._take(prefills[0], works)
+        return list(works.values())
+
+    def _left(self, works: dict[Sequence, Work]) -> int:
+        return self._token_budget - sum(work.count for work in works.values())
+
+    def _take(self, sequence: Sequence, works: dict[Sequence, Work], share: float = 1.0) -> None:
+        """Give a running sequence as much of the budget that is left as it can use, or a share of it."""
+        before = works[sequence].count if sequence in works else 0
+        left = int(self._left(works) * share)
+        if sequence.status is not Status.RUNNING or left <= 0:
+            return
+        work = self._next_work(sequence, before + left)
+        if work.count > before and self._make_room(work, works):
+            works[sequence] = work
+            self.waiting.serve(sequence.request.options.user, work.count - before)
+
+    def _next_work(self, sequence: Sequence, budget: int) -> Work:
+        start = sequence.num_computed
+        count = min(sequence.num_tokens - start, budget)
+        if not sequence.request.takes_hits and not sequence.output_ids:
+            count = min(count, LOGITS_CHUNK)
+        return Work(sequence, start, count)
+
+    def _make_room(self, work: Work, works: dict[Sequence, Work]) -> bool:
+        """Cover the work's tokens with blocks, preempting the worst-ranked; False if that is itself."""
+        assert work.sequence.cache is not None
+        while not self.cache.grow(work.sequence.cache, work.start + work.count):
+            victim = max(self.running, key=lambda s: s.rank)
+            works.pop(victim, None)
+            self.preempt(victim)
+            if victim is work.sequence:
+                return False
+        return True
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Queue the first sequence of a new request."""
+        sequence.request.found_on_arrival = self._hit(sequence)
+        self.waiting.arrive(sequence.request.options.user)
+        self.waiting.push(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Give up a sequence's blocks; it is computed again later, with the same outcome."""
+        self._leave(sequence)
+        sequence.status = Status.WAITING
+        sequence.request.preemptions += 1
+        self.preemptions += 1
+        self.waiting.push(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """A sequence is done, wherever it stands; harmless when it already was."""
+        if sequence.status is Status.RUNNING:
+            self._leave(sequence)
+        self.waiting.discard(sequence)
+        sequence.status = Status.FINISHED
+
+    def _leave(self, sequence: Sequence) -> None:
+        assert sequence.cache is not None
+        self.running.remove(sequence)
+        self._stop_leading(sequence, sequence.chain.keys)
+        self.cache.release(sequence.cache)
+        sequence.cache = None
+
+    def _admit(self, works: dict[Sequence, Work]) -> None:
+        places = self._max_num_seqs - len(self.running) - sum(s.request.answers_to_fork for s in self.running)
+        skips = _MAX_SKIPS
+        for sequence in self.waiting.in_order():
+            hit = self._hit(sequence)
+            if self._waits_for_leader(sequence, hit) and skips > 0:
+                skips -= 1
+                continue  # others need not wait with it
+            needed = 1 + sequence.request.answers_to_fork
+            if self._left(works) <= 0 or places < needed or not self._open(sequence, hit):
+                return
+            places -= needed
+            self._take(sequence, works)
+
+    def _hit(self, sequence: Sequence) -> int:
+        """Tokens that the pool holds; the last token is always computed, since its logits are wanted."""
+        if not sequence.request.takes_hits and not sequence.output_ids:
+            return 0
+        return self.cache.match(sequence.chain, sequence.num_tokens - 1)
+
+    def _waits_for_leader(self, sequence: Sequence, hit: int) -> bool:
+        """Whether the first block it lacks is being computed for another sequence just now."""
+        if not sequence.request.takes_hits:
+            return False
+        first_missing = hit // self.cache.block_size
+        matchable = (sequence.num_tokens - 1) // self.cache.block_size
+        return first_missing < matchable and sequence.chain.keys[first_missing] in self._leaders
+
+    def _open(self, sequence: Sequence, hit: int) -> bool:
+        request = sequence.request
+        # One block beyond what is known: a sequence that is admitted only to be preempted at once is waste.
+        reserve = min(sequence.num_tokens + self.cache.block_size, request.limit)
+        opened = self.cache.open(
+            sequence.chain,
+            hit,
+            max(reserve, sequence.num_tokens),
+            priority=request.options.priority,
+            ttl=request.options.ttl,
+            prompt_tokens=len(request.prompt_token_ids),
+        )
+        if opened is None:
+            return False
+        sequence.cache = opened
+        sequence.status = Status.RUNNING
+        self.waiting.discard(sequence)
+        self.running.append(sequence)
+        self._lead(sequence, hit)
+        if request.first_scheduled is None:
+            request.first_scheduled = self._clock()
+            # What was not there on arrival was computed for another request in the meantime.
+            request.cached_by_source["pool"] = min(hit, request.found_on_arrival)
+            request.cached_by_source["shared"] = max(0, hit - request.found_on_arrival)
+        return True
+
+    def _lead(self, sequence: Sequence, hit: int) -> None:
+        for key in sequence.chain.keys[hit // self.cache.block_size :]:
+            self._leaders.setdefault(key, sequence)
+
+    def _stop_leading(self, sequence: Sequence, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if self._leaders.get(key) is sequence:
+                del self._leaders[key]
+
+    def computed(self, work: Work) -> None:
+        """Tell that a work's K and V are in the pool: full blocks are published, followers may start."""
+        sequence = work.sequence
+        assert sequence.cache is not None
+        size = self.cache.block_size
+        end = work.start + work.count
+        self.cache.commit(sequence.cache, end)
+        self._stop_leading(sequence, sequence.chain.keys[work.start // size : end // size])
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a new answer start from where its first sibling stands."""
+        assert parent.cache is not None
+        child.cache = self.cache.fork(parent.cache)
+        child.chain = child.cache.chain
+        child.status = Status.RUNNING
+        self.running.append(child)

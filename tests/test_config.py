@@ -1,0 +1,99 @@
+"""Settings: what is right passes, what is wrong is named with its value and what would do."""
+
+import math
+
+import pytest
+
+from kvstrata import EngineConfig, RequestOptions, SamplingParams
+from kvstrata.config import parse_bytes
+from kvstrata.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4GiB", 4 << 30),
+        ("512M", 512_000_000),
+        ("1.5gb", 1_500_000_000),
+        ("64 kib", 65_536),
+        ("7", 7),
+        (12, 12),
+    ],
+)
+def test_sizes_with_units(text: str | int, expected: int) -> None:
+    assert parse_bytes(text, "size") == expected
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "4 parsecs", "0", "0.1", 0, -5, "1e9", "inf"])
+def test_sizes_that_are_none_name_the_field(text: str | int) -> None:
+    with pytest.raises(ConfigError, match="kv_memory is"):
+        parse_bytes(text, "kv_memory")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "tpu"}, "device is 'tpu'; choose one of auto, cpu, cuda"),
+        ({"block_size": 0}, "block_size is 0; it must be a whole number from 1"),
+        ({"block_size": True}, "block_size is True"),
+        ({"kv_dtype": "int3"}, "kv_dtype is 'int3'; choose one of"),
+        ({"policy": "ttl"}, "ttl is None; policy ttl needs it"),
+        ({"ttl": -1.0}, "ttl is -1.0"),
+        ({"ttl": math.nan}, "ttl is nan"),
+        ({"threads": 0}, "threads is 0"),
+        ({"kv_memory": "lots"}, "kv_memory is 'lots'; give a size such as 4GiB"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
+    ],
+)
+def test_engine_settings(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_an_unknown_setting_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="kv_mem is 1; no such setting; the settings are model, device"):
+        EngineConfig.from_mapping({"kv_mem": 1})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"top_p": 0.0}, "top_p is 0.0; it must be a number above 0 to 1"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"n": 0}, "n is 0"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"min_tokens": 20}, "min_tokens is 20; it must be a whole number from 0 to 16"),
+        ({"stop": ["a", ""]}, "stop is .*; it must be one to sixteen texts"),
+        ({"stop": [3]}, "stop is"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids is"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"presence_penalty": 3}, "presence_penalty is 3"),
+        ({"logprobs": -1}, "logprobs is -1"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_sampling_settings(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"priority": 1.5}, "priority is 1.5"),
+        ({"ttl": 0}, "ttl is 0"),
+        ({"cache_salt": 5}, "cache_salt is 5"),
+    ],
+)
+def test_request_options(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RequestOptions(**settings)  # type: ignore[arg-type]
+
+
+def test_one_stop_text_or_several() -> None:
+    assert SamplingParams(stop="x").stop_strings == ("x",)
+    assert SamplingParams(stop=["x", "yz"]).stop_strings == ("x", "yz")
+    assert SamplingParams().stop_strings == ()
