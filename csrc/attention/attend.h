@@ -110,25 +110,26 @@ inline void load_tile(const AttentionArgs& args, const Place* places, int head, 
 
 // Scores of a strip, four rows at a time.
 template <class Format, int D>
-inline void strip_direct_scores(const AttentionArgs& args, const Place* places, int head, int rows, int lo,
-                                int hi, const float* query, float* scores) {
+inline void strip_direct_scores(const AttentionArgs& args, const Place* places, Upcoming upcoming, int head, int rows,
+                                int lo, int hi, const float* query, float* scores) {
   const int dim = D > 0 ? D : args.head_dim;
   for (int r = 0; r < rows; r += 4) {
     const float* q = query + r * dim;
     float* s = scores + r * kTile;
     switch (rows - r) {
       case 1:
-        direct_scores<Format, D, 1>(args, places, head, lo, hi, q, s);
+        direct_scores<Format, D, 1>(args, places, upcoming, head, lo, hi, q, s);
         break;
       case 2:
-        direct_scores<Format, D, 2>(args, places, head, lo, hi, q, s);
+        direct_scores<Format, D, 2>(args, places, upcoming, head, lo, hi, q, s);
         break;
       case 3:
-        direct_scores<Format, D, 3>(args, places, head, lo, hi, q, s);
+        direct_scores<Format, D, 3>(args, places, upcoming, head, lo, hi, q, s);
         break;
       default:
-        direct_scores<Format, D, 4>(args, places, head, lo, hi, q, s);
+        direct_scores<Format, D, 4>(args, places, upcoming, head, lo, hi, q, s);
     }
+    upcoming.hi = 0;  // the first rows have brought it
   }
 }
 
@@ -214,7 +215,7 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
   int hi;
   visible_item(args, item, item.first_tile, &lo, &hi);
   find_places(args, item.sequence, item.first_tile, lo, hi, places[item.first_tile & 1]);
-  float* partial = item.partials;
+  float* partial = item.partial < 0 ? nullptr : args.partials + item.partial;
   for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
     const Place* here = places[tile & 1];
     int next_lo = 0;
@@ -223,10 +224,8 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
       Place* next = places[(tile + 1) & 1];
       visible_item(args, item, tile + 1, &next_lo, &next_hi);
       find_places(args, item.sequence, tile + 1, next_lo, next_hi, next);
-      for (int j = next_lo; j < next_hi; ++j) {
-        Format::prefetch(Format::row(args.kv, next[j], kKey, item.kv_head), dim);
-      }
     }
+    const Upcoming upcoming{places[(tile + 1) & 1], next_lo, next_hi};
     if (!direct) load_tile<Format, D>(args, here, item.kv_head, lo, hi, scratch);
 
     for (int first = 0; first < rows; first += kStrip) {
@@ -237,17 +236,11 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
       if (visible.any()) {
         const float* query = scratch.query + first * dim;
         if (direct) {
-          strip_direct_scores<Format, D>(args, here, item.kv_head, count, visible.lowest, visible.highest, query,
-                                         scratch.scores);
+          strip_direct_scores<Format, D>(args, here, upcoming, item.kv_head, count, visible.lowest, visible.highest,
+                                         query, scratch.scores);
         } else {
           tile_scores<D>(query, count, scratch.keys, visible.lowest / 16, (visible.highest + 15) / 16, dim,
                          args.scale, scratch.scores);
-        }
-        if (tile + 1 < item.end_tile && first == 0) {
-          const Place* next = places[(tile + 1) & 1];
-          for (int j = next_lo; j < next_hi; ++j) {
-            Format::prefetch(Format::row(args.kv, next[j], kValue, item.kv_head), dim);
-          }
         }
         soften(visible, count, scratch.scores, m, l);
         if (direct) {
@@ -270,13 +263,13 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
     hi = next_hi;
   }
 
-  if (item.partials == nullptr) {
+  if (item.partial < 0) {
     write_rows(args, item, scratch.sum, scratch.out);
   } else if (item.folds) {
     for (int first = 0; first < rows; first += kStrip) {
       const int count = rows - first < kStrip ? rows - first : kStrip;
       write_partial(first, count, padded, dim, scratch.max + first, scratch.sum + first,
-                    scratch.out + first * dim, item.partials);
+                    scratch.out + first * dim, partial);
     }
   }
 }
@@ -317,7 +310,7 @@ void fold(const AttentionArgs& args, const AttentionFold& fold) {
   const int dim = args.head_dim;
   const int rows = item.num_tokens * args.heads_per_kv;
   const int padded = padded_rows(args, item);
-  float* state = item.partials;
+  float* state = args.partials + item.partial;
   const float* partial = state;
   for (int i = 1; i < fold.count; ++i) {
     partial += partial_floats(rows, dim);

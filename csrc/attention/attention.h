@@ -39,7 +39,8 @@ struct AttentionArgs {
   int heads_per_kv;
   int head_dim;
   float scale;
-  int window;  // 0: a query sees all before it
+  int window;       // 0: a query sees all before it
+  float* partials;  // memory of all partial results
 };
 
 // Some tokens of one sequence, all query heads of one KV head, a range of tiles.
@@ -52,7 +53,7 @@ struct AttentionItem {
   int32_t first_tile;
   int32_t end_tile;
   bool folds;              // begins at the first visible tile: keeps a running state
-  float* partials;         // null: the item has all tiles and writes the output
+  int64_t partial;         // where its partial results go; -1: the item has all tiles and writes the output
   int64_t cost;
 };
 

@@ -61,10 +61,18 @@ inline void tile_scores(const float* query, int rows, const float* keys, int fir
   }
 }
 
+// The tokens [lo, hi) of the tile to come, brought into the cache a row at a time between the products of this
+// one: all at once they would exceed what the machine can have in flight.
+struct Upcoming {
+  const Place* places;
+  int lo;
+  int hi;
+};
+
 // scores [R, kTile] of R rows against the tokens [lo, hi) of a tile, keys read in place.
 template <class Format, int D, int R>
-inline void direct_scores(const AttentionArgs& args, const Place* places, int head, int lo, int hi,
-                          const float* query, float* scores) {
+inline void direct_scores(const AttentionArgs& args, const Place* places, const Upcoming& upcoming, int head, int lo,
+                          int hi, const float* query, float* scores) {
   const int dim = D > 0 ? D : args.head_dim;
   const F16 factor = set1(args.scale);
   for (int c = lo / 16; c * 16 < hi; ++c) {
@@ -78,6 +86,10 @@ inline void direct_scores(const AttentionArgs& args, const Place* places, int he
     }
     for (int j = begin; j < end; ++j) {
       const typename Format::Row row = Format::row(args.kv, places[j], kKey, head);
+      if (j >= upcoming.lo && j < upcoming.hi) {
+        Format::prefetch(Format::row(args.kv, upcoming.places[j], kKey, head), dim);
+        Format::prefetch(Format::row(args.kv, upcoming.places[j], kValue, head), dim);
+      }
       F16 sum[R];
       const F16 first = Format::load(row, 0);
       for (int r = 0; r < R; ++r) sum[r] = load(query + r * dim) * first;
