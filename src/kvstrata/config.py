@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kvstrata.errors import ConfigError
 
 KV_DTYPES = ("fp32", "bf16", "fp16")
-WEIGHT_MODES = ("auto", "fp32", "bf16")
+WEIGHT_MODES = ("auto", "int8", "int4", "bf16", "fp32")
 POLICIES = ("lru", "fifo", "ttl")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -84,7 +84,7 @@ class EngineConfig:
 
     model: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    weights: Literal["auto", "fp32", "bf16"] = "auto"
+    weights: Literal["auto", "int8", "int4", "bf16", "fp32"] = "auto"
     kv_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     block_size: int = 16
     kv_memory: str | int = "auto"

@@ -26,6 +26,7 @@ from kvstrata.models.digest import weights_digest
 from kvstrata.models.locate import locate
 from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
+from kvstrata.models.weight_modes import resolve
 from kvstrata.models.weights import WeightSource
 
 
@@ -62,7 +63,7 @@ def build(
         tokenizer, decoder, digest = _load(path, source, config, device, progress)
     finally:
         source.close()
-    weight_mode = _weight_mode(config)
+    weight_mode = resolve(config.weights, device)
     layouts = block_layouts(source.config, config)
     pool_bytes, max_model_len = _pool_size(config, layouts, source.config, device)
     num_blocks = split_blocks(
@@ -138,12 +139,8 @@ def _load(
     with ThreadPoolExecutor(2) as pool:
         tokenizer = pool.submit(load_tokenizer, source, path)
         digest = pool.submit(weights_digest, source)
-        decoder = Decoder.load(source, weights=_weight_mode(config), device=device, progress=progress)
+        decoder = Decoder.load(source, weights=config.weights, device=device, progress=progress)
         return tokenizer.result(), decoder, digest.result()
-
-
-def _weight_mode(config: EngineConfig) -> str:
-    return "fp32" if config.weights == "auto" else config.weights
 
 
 def _device(name: str) -> torch.device:

@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from kvstrata import kernels
-from kvstrata.models.batch import ForwardBatch
+from kvstrata.models.batch import ForwardBatch, GroupBatch
 from kvstrata.models.config import DecoderConfig, RopeConfig
 from kvstrata.models.decoder_weights import DecoderWeights, LayerWeights
 from kvstrata.models.rope import RopeTable
 from kvstrata.models.weights import WeightSource
 
 _rms_norm: Final = torch.ops.kvstrata.rms_norm.default
-_gated_activation: Final = torch.ops.kvstrata.gated_activation.default
-_rope: Final = torch.ops.kvstrata.rope.default
-_write_kv: Final = torch.ops.kvstrata.write_kv.default
+_add_rms_norm: Final = torch.ops.kvstrata.add_rms_norm.default
+_gated_activation: Final = torch.ops.kvstrata.fused_gated_activation.default
+_rope_write_kv: Final = torch.ops.kvstrata.rope_write_kv.default
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -61,7 +60,7 @@ class Decoder:
 
     def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
         self.config = config
-        self.device = weights.embedding.device
+        self.device = weights.final_norm.device
         self._weights = weights
         self._placements = placements(config)
         self._windows = tuple(window or 0 for window, _ in config.layer_groups())
@@ -75,13 +74,14 @@ class Decoder:
         cls,
         source: WeightSource,
         *,
-        weights: str = "fp32",
+        weights: str = "auto",
         device: torch.device,
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """Read all weights of `source` into `device` memory, one copy.
 
-        weights: `fp32`, or `bf16` (half the memory; products round their inputs to bfloat16). progress is
+        weights: `auto` keeps the file's bits (float32 where there are no kernels for them), `int8`, `int4`,
+        `bf16` (products round their inputs to bfloat16), `fp32`. progress is
         called with the tensors read so far and their total, from the loading threads, one call at a time.
         Raises ConfigError on another `weights`, ModelError where a tensor is missing, damaged or of another
         shape than the configuration says.
@@ -104,58 +104,71 @@ class Decoder:
             raise ValueError(f"batch.groups has {len(batch.groups)} entries, expected {len(self._windows)}")
         if len(batch.token_ids) == 0:
             return torch.empty((0, config.vocab_size), dtype=torch.float32, device=self.device)
-        hidden = F.embedding(batch.token_ids, self._weights.embedding).float()
+        hidden = self._weights.embedding(batch.token_ids)
         if config.embedding_scale != 1.0:
-            hidden = hidden * config.embedding_scale
-        steps = self._group_steps(batch)
+            hidden.mul_(config.embedding_scale)
+        attentions = [
+            kernels.prepare_attention(
+                group.kv, group.block_tables, batch.query_starts, batch.context_lens, window
+            )
+            for group, window in zip(batch.groups, self._windows, strict=True)
+        ]
         end = int(batch.positions.max()) + 1
         rotations: dict[RopeConfig, Rotation] = {
             rope: table.at(batch.positions, end) for rope, table in self._ropes.items()
         }
-        for index, layer in enumerate(self._weights.layers):
+        layers = self._weights.layers
+        normed = _rms_norm(hidden, layers[0].attn_norm, config.norm_eps)
+        for index, layer in enumerate(layers):
             place = self._placements[index]
-            rotation = rotations[config.layers[index].rope]
-            hidden = hidden + self._attention_block(layer, hidden, steps[place.group], place.index, rotation)
-            hidden = hidden + self._mlp_block(layer, hidden)
-        wanted = hidden.index_select(0, batch.logit_rows)
-        return self._weights.head(_rms_norm(wanted, self._weights.final_norm, config.norm_eps))
-
-    def _group_steps(self, batch: ForwardBatch) -> list[_GroupStep]:
-        return [
-            _GroupStep(
-                group.kv,
-                group.slots,
-                kernels.prepare_attention(
-                    group.kv, group.block_tables, batch.query_starts, batch.context_lens, window
-                ),
+            attended = self._attend(
+                layer,
+                normed,
+                batch.groups[place.group],
+                place,
+                attentions[place.group],
+                rotations[config.layers[index].rope],
             )
-            for group, window in zip(batch.groups, self._windows, strict=True)
-        ]
+            last = index + 1 == len(layers)
+            if last:  # from here on nothing is written to the pool: only the wanted rows go on
+                attended, hidden = (
+                    attended.index_select(0, batch.logit_rows),
+                    hidden.index_select(0, batch.logit_rows),
+                )
+            out = self._normed(layer.o(attended), layer.post_attn_norm)
+            normed = _add_rms_norm(hidden, out, layer.mlp_norm, config.norm_eps)
+            out = layer.down(_gated_activation(layer.gate_up(normed), config.activation))
+            out = self._normed(out, layer.post_mlp_norm)
+            following = self._weights.final_norm if last else layers[index + 1].attn_norm
+            normed = _add_rms_norm(hidden, out, following, config.norm_eps)
+        return self._weights.head(normed)
 
-    def _attention_block(
-        self, layer: LayerWeights, hidden: Tensor, step: _GroupStep, index: int, rotation: Rotation
+    def _attend(
+        self,
+        layer: LayerWeights,
+        normed: Tensor,
+        group: GroupBatch,
+        place: _Placement,
+        attention: kernels.Attention,
+        rotation: Rotation,
     ) -> Tensor:
-        config = self.config
-        qkv = layer.qkv(_rms_norm(hidden, layer.attn_norm, config.norm_eps))
-        heads = qkv.view(len(qkv), -1, config.head_dim)
-        counts = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        query, key, value = heads.split_with_sizes(counts, dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query = _rms_norm(query, layer.q_norm, config.norm_eps)
-            key = _rms_norm(key, layer.k_norm, config.norm_eps)
-        query, key = _rope(query, *rotation), _rope(key, *rotation)
-        _write_kv(step.kv, index, key, value, step.slots)
-        attended = step.attention.attend(query, step.kv, index, config.attention_scale)
-        out = layer.o(attended.flatten(1))
-        if layer.post_attn_norm is not None:
-            out = _rms_norm(out, layer.post_attn_norm, config.norm_eps)
-        return out
+        """Write the layer's K and V, then attend; float32 `[num_tokens, num_heads * head_dim]`."""
+        query = _rope_write_kv(
+            layer.qkv(normed),
+            layer.q_norm,
+            layer.k_norm,
+            self.config.norm_eps,
+            *rotation,
+            None,
+            group.slots,
+            group.kv,
+            place.index,
+        )
+        return attention.attend(query, group.kv, place.index, self.config.attention_scale).flatten(1)
 
-    def _mlp_block(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        config = self.config
-        gate_up = layer.gate_up(_rms_norm(hidden, layer.mlp_norm, config.norm_eps))
-        gate, up = gate_up.chunk(2, dim=-1)
-        out = layer.down(_gated_activation(gate, up, config.activation))
-        if layer.post_mlp_norm is not None:
-            out = _rms_norm(out, layer.post_mlp_norm, config.norm_eps)
-        return out
+    def _normed(self, out: Tensor, weight: Tensor | None) -> Tensor:
+        """The norm that some models put behind a block."""
+        if weight is None:
+            return out
+        normed: Tensor = _rms_norm(out, weight, self.config.norm_eps)
+        return normed
