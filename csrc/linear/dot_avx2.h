@@ -7,6 +7,7 @@
 #pragma once
 
 constexpr int kMaxRows = 4;
+constexpr int kMaxTiles = 1;
 
 struct Word {
   __m256i v;
