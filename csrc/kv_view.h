@@ -8,8 +8,7 @@ namespace kvstrata {
 
 // Raises ValueError unless `kv` is a pool of a supported dtype that holds `layer`.
 inline KvView kv_view(const char* op, const at::Tensor& kv, int64_t layer) {
-  TORCH_CHECK_VALUE(kv.dim() == 6 && kv.size(2) == 2, op, ": kv has shape ", kv.sizes(),
-                    ", expected [num_blocks, group_layers, 2, num_kv_heads, block_size, head_dim]");
+  check_shape(op, "kv", kv, {"num_blocks", "group_layers", 2, "num_kv_heads", "block_size", "head_dim"});
   TORCH_CHECK_VALUE(layer >= 0 && layer < kv.size(1), op, ": layer is ", layer, ", expected 0 to ", kv.size(1) - 1,
                     " (kv's layers)");
   check_dense_rows(op, "kv", kv);
@@ -25,7 +24,8 @@ inline KvView kv_view(const char* op, const at::Tensor& kv, int64_t layer) {
       view.type = KvType::float16;
       break;
     default:
-      TORCH_CHECK_VALUE(false, op, ": kv has dtype ", kv.scalar_type(), ", expected Float, BFloat16 or Half");
+      TORCH_CHECK_VALUE(false, op, ": kv has dtype ", dtype_name(kv.scalar_type()),
+                        ", expected a floating point dtype of 16 or 32 bits");
   }
   const int64_t bytes = kv.element_size();
   view.base = static_cast<const uint8_t*>(kv.data_ptr()) + layer * kv.stride(1) * bytes;

@@ -16,15 +16,13 @@ constexpr const char* kOp = "paged_attention";
 // The batch as sequences, once everything the kernels will read is known to be there.
 std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at::Tensor& tables,
                                                  const at::Tensor& starts, const at::Tensor& lens,
-                                                 int64_t num_tokens, int64_t window) {
+                                                 const at::Tensor& query, int64_t window) {
   const int64_t num_seqs = lens.size(0);
   const int64_t block_size = kv.size(4);
   const int64_t capacity = tables.size(1) * block_size;
   const int32_t* start = starts.const_data_ptr<int32_t>();
   const int32_t* len = lens.const_data_ptr<int32_t>();
   TORCH_CHECK_VALUE(start[0] == 0, kOp, ": query_starts begins with ", start[0], ", expected 0");
-  TORCH_CHECK_VALUE(start[num_seqs] == num_tokens, kOp, ": query_starts ends with ", start[num_seqs], ", expected ",
-                    num_tokens, " (query's tokens)");
   std::vector<AttentionSequence> sequences;
   sequences.reserve(static_cast<size_t>(num_seqs));
   for (int64_t s = 0; s < num_seqs; ++s) {
@@ -38,37 +36,38 @@ std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at:
     const int32_t* table = tables.const_data_ptr<int32_t>() + s * tables.stride(0);
     for (int64_t block = first / block_size; block <= (len[s] - 1) / block_size; ++block) {
       TORCH_CHECK_VALUE(table[block] >= 0 && table[block] < kv.size(0), kOp, ": block_tables[", s, ", ", block, "] is ",
-                        table[block], ", expected 0 to ", kv.size(0) - 1, " (a query sees tokens there)");
+                        table[block], ", expected 0 to ", kv.size(0) - 1, " (a query sees it)");
     }
     sequences.push_back({static_cast<int32_t>(s), start[s], static_cast<int32_t>(tokens), len[s]});
   }
+  TORCH_CHECK_VALUE(start[num_seqs] == query.size(0), kOp, ": query has shape ", query.sizes(), ", expected [",
+                    start[num_seqs], ", num_heads, ", query.size(2), "] (query_starts' end)");
   return sequences;
 }
 
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
                            const at::Tensor& block_tables, const at::Tensor& query_starts,
                            const at::Tensor& context_lens, double scale, int64_t window) {
-  check_tensor(kOp, "query", query, at::kFloat, 3, "[num_tokens, num_heads, head_dim]");
-  check_dense_rows(kOp, "query", query);
   AttentionArgs args{};
   args.kv = kv_view(kOp, kv, layer);
   const int64_t num_kv_heads = kv.size(3);
   const int64_t head_dim = kv.size(5);
-  check_size(kOp, "query", query, 2, head_dim);
-  TORCH_CHECK_VALUE(head_dim > 0 && head_dim % 16 == 0, kOp, ": kv has head_dim ", head_dim,
-                    ", expected a multiple of 16");
+  check_dtype(kOp, "query", query, at::kFloat);
+  check_shape(kOp, "query", query, {"num_tokens", "num_heads", head_dim});
+  check_dense_rows(kOp, "query", query);
   TORCH_CHECK_VALUE(num_kv_heads > 0 && query.size(1) % num_kv_heads == 0, kOp, ": query has ", query.size(1),
                     " heads, expected a multiple of kv's ", num_kv_heads);
   TORCH_CHECK_VALUE(window >= 0, kOp, ": window is ", window, ", expected 0 (all) or more");
-  check_tensor(kOp, "block_tables", block_tables, at::kInt, 2, "[num_seqs, max_blocks]");
-  check_tensor(kOp, "query_starts", query_starts, at::kInt, 1, "[num_seqs + 1]");
-  check_tensor(kOp, "context_lens", context_lens, at::kInt, 1, "[num_seqs]");
-  check_size(kOp, "query_starts", query_starts, 0, context_lens.size(0) + 1);
-  check_size(kOp, "block_tables", block_tables, 0, context_lens.size(0));
+  check_dtype(kOp, "block_tables", block_tables, at::kInt);
+  check_dtype(kOp, "query_starts", query_starts, at::kInt);
+  check_dtype(kOp, "context_lens", context_lens, at::kInt);
+  check_shape(kOp, "context_lens", context_lens, {"num_seqs"});
+  check_shape(kOp, "query_starts", query_starts, {context_lens.size(0) + 1});
+  check_shape(kOp, "block_tables", block_tables, {context_lens.size(0), "max_blocks"});
   check_dense_rows(kOp, "block_tables", block_tables);
   const at::Tensor starts = query_starts.contiguous();
   const at::Tensor lens = context_lens.contiguous();
-  const auto sequences = checked_sequences(kv, block_tables, starts, lens, query.size(0), window);
+  const auto sequences = checked_sequences(kv, block_tables, starts, lens, query, window);
 
   at::Tensor out = at::empty(query.sizes(), query.options());
   if (sequences.empty() || query.numel() == 0) return out;

@@ -32,11 +32,11 @@ at::Tensor as_rows(const at::Tensor& x) {
 }
 
 void check_vectors(const char* op, const char* name, const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK_VALUE(x.scalar_type() == at::kFloat, op, ": ", name, " has dtype ", x.scalar_type(), ", expected Float");
+  check_dtype(op, name, x, at::kFloat);
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) > 0, op, ": ", name, " has shape ", x.sizes(),
                     ", expected [..., size]");
-  check_tensor(op, "weight", weight, at::kFloat, 1, "[size]");
-  check_size(op, "weight", weight, 0, x.size(-1));
+  check_dtype(op, "weight", weight, at::kFloat);
+  check_shape(op, "weight", weight, {x.size(-1)});
 }
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
@@ -60,10 +60,9 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 at::Tensor add_rms_norm(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight, double eps) {
   constexpr const char* op = "add_rms_norm";
   check_vectors(op, "residual", residual, weight);
-  TORCH_CHECK_VALUE(residual.is_contiguous(), op, ": residual has strides ", residual.strides(),
-                    ", expected contiguous (it is changed in place)");
-  TORCH_CHECK_VALUE(x.scalar_type() == at::kFloat && x.sizes() == residual.sizes(), op, ": x is ", x.scalar_type(), " ",
-                    x.sizes(), ", expected Float ", residual.sizes(), " (residual's)");
+  check_contiguous(op, "residual", residual);
+  check_dtype(op, "x", x, at::kFloat);
+  TORCH_CHECK_VALUE(x.sizes() == residual.sizes(), op, ": x has shape ", x.sizes(), ", expected ", residual.sizes());
   at::Tensor out = at::empty(x.sizes(), x.options());
   if (x.numel() == 0) return out;
   const int64_t size = x.size(-1);
@@ -104,16 +103,18 @@ at::Tensor gate_rows(const at::Tensor& gate, const at::Tensor& up, Activation ki
 
 at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::string_view kind) {
   constexpr const char* op = "gated_activation";
-  TORCH_CHECK_VALUE(gate.scalar_type() == at::kFloat && gate.dim() >= 1, op, ": gate is ", gate.scalar_type(), " ",
-                    gate.sizes(), ", expected Float [num_tokens, intermediate_size]");
-  TORCH_CHECK_VALUE(up.scalar_type() == at::kFloat && up.sizes() == gate.sizes(), op, ": up is ", up.scalar_type(), " ",
-                    up.sizes(), ", expected Float ", gate.sizes(), " (gate's)");
+  check_dtype(op, "gate", gate, at::kFloat);
+  check_dtype(op, "up", up, at::kFloat);
+  TORCH_CHECK_VALUE(gate.dim() >= 1, op, ": gate has shape ", gate.sizes(),
+                    ", expected [num_tokens, intermediate_size]");
+  TORCH_CHECK_VALUE(up.sizes() == gate.sizes(), op, ": up has shape ", up.sizes(), ", expected ", gate.sizes());
   return gate_rows(as_rows(gate), as_rows(up), activation(op, kind)).view(gate.sizes());
 }
 
 at::Tensor fused_gated_activation(const at::Tensor& gate_up, c10::string_view kind) {
   constexpr const char* op = "fused_gated_activation";
-  check_tensor(op, "gate_up", gate_up, at::kFloat, 2, "[num_tokens, 2 * intermediate_size]");
+  check_dtype(op, "gate_up", gate_up, at::kFloat);
+  check_shape(op, "gate_up", gate_up, {"num_tokens", "2 * intermediate_size"});
   TORCH_CHECK_VALUE(gate_up.size(1) % 2 == 0, op, ": gate_up has shape ", gate_up.sizes(),
                     ", expected [num_tokens, 2 * intermediate_size]");
   const at::Tensor rows = as_rows(gate_up);

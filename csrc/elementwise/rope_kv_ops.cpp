@@ -25,13 +25,14 @@ uint8_t* place_of(const KvView& kv, int64_t slot) {
 
 // The slots, once all are known to lie in the pool.
 const int64_t* checked_slots(const char* op, const at::Tensor& kv, const at::Tensor& slots, int64_t num_tokens) {
-  check_tensor(op, "slots", slots, at::kLong, 1, "[num_tokens]");
-  check_size(op, "slots", slots, 0, num_tokens);
-  TORCH_CHECK_VALUE(slots.is_contiguous(), op, ": slots has strides ", slots.strides(), ", expected contiguous");
+  check_dtype(op, "slots", slots, at::kLong);
+  check_shape(op, "slots", slots, {num_tokens});
+  check_contiguous(op, "slots", slots);
   const int64_t* slot = slots.const_data_ptr<int64_t>();
   const int64_t end = kv.size(0) * kv.size(4);
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    TORCH_CHECK_VALUE(slot[i] >= 0 && slot[i] < end, op, ": slots[", i, "] is ", slot[i], ", expected 0 to ", end - 1);
+  if (num_tokens > 0) {
+    const auto [low, high] = std::minmax_element(slot, slot + num_tokens);
+    TORCH_CHECK_VALUE(*low >= 0 && *high < end, op, ": slots are ", *low, " to ", *high, ", expected 0 to ", end - 1);
   }
   return slot;
 }
@@ -47,12 +48,12 @@ void for_each_token(int64_t num_tokens, int64_t floats_per_token, const Run& run
 
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   constexpr const char* op = "rope";
-  check_tensor(op, "x", x, at::kFloat, 3, "[num_tokens, num_heads, head_dim]");
+  check_dtype(op, "x", x, at::kFloat);
+  check_shape(op, "x", x, {"num_tokens", "num_heads", "head_dim"});
   TORCH_CHECK_VALUE(x.size(2) % 2 == 0, op, ": x has head_dim ", x.size(2), ", expected an even one");
   for (const auto& [name, table] : {std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
-    check_tensor(op, name, *table, at::kFloat, 2, "[num_tokens, head_dim / 2]");
-    check_size(op, name, *table, 0, x.size(0));
-    check_size(op, name, *table, 1, x.size(2) / 2);
+    check_dtype(op, name, *table, at::kFloat);
+    check_shape(op, name, *table, {x.size(0), x.size(2) / 2});
     check_dense_rows(op, name, *table);
   }
   check_dense_rows(op, "x", x);
@@ -77,10 +78,8 @@ void write_kv(const at::Tensor& kv, int64_t layer, const at::Tensor& key, const 
   constexpr const char* op = "write_kv";
   const KvView view = kv_view(op, kv, layer);
   for (const auto& [name, tensor] : {std::pair{"key", &key}, std::pair{"value", &value}}) {
-    check_tensor(op, name, *tensor, at::kFloat, 3, "[num_tokens, num_kv_heads, head_dim]");
-    check_size(op, name, *tensor, 0, key.size(0));
-    check_size(op, name, *tensor, 1, kv.size(3));
-    check_size(op, name, *tensor, 2, kv.size(5));
+    check_dtype(op, name, *tensor, at::kFloat);
+    check_shape(op, name, *tensor, {key.dim() > 0 ? key.size(0) : 0, kv.size(3), kv.size(5)});
     check_dense_rows(op, name, *tensor);
   }
   const int64_t heads = kv.size(3);
@@ -102,10 +101,9 @@ void write_kv(const at::Tensor& kv, int64_t layer, const at::Tensor& key, const 
 
 const float* norm_weight(const char* op, const char* name, const std::optional<at::Tensor>& weight, int64_t dim) {
   if (!weight.has_value()) return nullptr;
-  check_tensor(op, name, *weight, at::kFloat, 1, "[head_dim]");
-  check_size(op, name, *weight, 0, dim);
-  TORCH_CHECK_VALUE(weight->is_contiguous(), op, ": ", name, " has strides ", weight->strides(),
-                    ", expected contiguous");
+  check_dtype(op, name, *weight, at::kFloat);
+  check_shape(op, name, *weight, {dim});
+  check_contiguous(op, name, *weight);
   return weight->const_data_ptr<float>();
 }
 
@@ -117,29 +115,28 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
   const KvView view = kv_view(op, kv, layer);
   const int64_t kv_heads = kv.size(3);
   const int64_t dim = kv.size(5);
-  check_tensor(op, "qkv", qkv, at::kFloat, 2, "[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]");
+  check_dtype(op, "qkv", qkv, at::kFloat);
+  check_shape(op, "qkv", qkv, {"num_tokens", "(num_heads + 2 * num_kv_heads) * head_dim"});
   check_dense_rows(op, "qkv", qkv);
   const int64_t tokens = qkv.size(0);
-  const int64_t heads = qkv.size(1) / dim - 2 * kv_heads;
-  TORCH_CHECK_VALUE(dim % 2 == 0 && heads > 0 && qkv.size(1) % dim == 0, op, ": qkv has shape ", qkv.sizes(),
+  const int64_t heads = dim > 0 ? qkv.size(1) / dim - 2 * kv_heads : 0;
+  TORCH_CHECK_VALUE(dim > 0 && dim % 2 == 0 && heads > 0 && qkv.size(1) % dim == 0, op, ": qkv has shape ", qkv.sizes(),
                     ", expected [num_tokens, (num_heads + ", 2 * kv_heads, ") * ", dim, "] (kv's heads and head_dim)");
   const int64_t* position = nullptr;
   if (positions.has_value()) {
-    check_tensor(op, "positions", *positions, at::kLong, 1, "[num_tokens]");
-    check_size(op, "positions", *positions, 0, tokens);
-    TORCH_CHECK_VALUE(positions->is_contiguous(), op, ": positions has strides ", positions->strides(),
-                      ", expected contiguous");
+    check_dtype(op, "positions", *positions, at::kLong);
+    check_shape(op, "positions", *positions, {tokens});
+    check_contiguous(op, "positions", *positions);
     position = positions->const_data_ptr<int64_t>();
   }
   for (const auto& [name, table] : {std::pair{"cos", &cos}, std::pair{"sin", &sin}}) {
-    check_tensor(op, name, *table, at::kFloat, 2, "[max_position, head_dim / 2]");
-    if (position == nullptr) check_size(op, name, *table, 0, tokens);
-    check_size(op, name, *table, 0, cos.size(0));
-    check_size(op, name, *table, 1, dim / 2);
+    check_dtype(op, name, *table, at::kFloat);
+    check_shape(op, name, *table, {position == nullptr ? tokens : (cos.dim() > 0 ? cos.size(0) : 0), dim / 2});
     check_dense_rows(op, name, *table);
   }
-  for (int64_t i = 0; position != nullptr && i < tokens; ++i) {
-    TORCH_CHECK_VALUE(position[i] >= 0 && position[i] < cos.size(0), op, ": positions[", i, "] is ", position[i],
+  if (position != nullptr && tokens > 0) {
+    const auto [low, high] = std::minmax_element(position, position + tokens);
+    TORCH_CHECK_VALUE(*low >= 0 && *high < cos.size(0), op, ": positions are ", *low, " to ", *high,
                       ", expected 0 to ", cos.size(0) - 1, " (cos's rows)");
   }
   const float* query_weight = norm_weight(op, "q_norm", q_norm, dim);

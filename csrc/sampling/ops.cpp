@@ -13,7 +13,8 @@ namespace kvstrata {
 namespace {
 
 void check_logits(const char* op, const at::Tensor& logits) {
-  check_tensor(op, "logits", logits, at::kFloat, 2, "[num_rows, vocab_size]");
+  check_dtype(op, "logits", logits, at::kFloat);
+  check_shape(op, "logits", logits, {"num_rows", "vocab_size"});
   TORCH_CHECK_VALUE(logits.size(1) > 0, op, ": logits has shape ", logits.sizes(), ", expected at least one token");
   check_dense_rows(op, "logits", logits);
 }
