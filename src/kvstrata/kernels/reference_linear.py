@@ -26,11 +26,6 @@ from torch import Tensor
 from kvstrata.kernels.checks import expect_dtype, expect_shape
 from kvstrata.kernels.packed_layout import GROUP, PackedHeader, dequantize_groups, open_packed
 
-LINEAR_SCHEMAS: Final = (
-    "linear(Tensor x, Tensor[] weights, Tensor? bias=None) -> Tensor",
-    "packed_embedding(Tensor ids, Tensor weight) -> Tensor",
-    "pack_weight(Tensor data, str format, int outputs, int inputs, str target, Tensor? row_order=None) -> Tensor",
-)
 SMALLEST: Final = 2.0**-100  # below this a group counts as zero, so that no scale is subnormal
 
 
@@ -95,7 +90,9 @@ def linear(x: Tensor, weights: list[Tensor], bias: Tensor | None = None) -> Tens
     if bias is not None:
         expect_dtype("linear", "bias", bias, torch.float32)
         expect_shape("linear", "bias", bias, (total,))
-    out = torch.cat([_multiply(x, weight, header) for weight, header in zip(weights, headers, strict=True)], 1)
+    out = torch.cat(
+        [_multiply(x, weight, header) for weight, header in zip(weights, headers, strict=True)], 1
+    )
     return out if bias is None else out + bias
 
 
@@ -136,3 +133,6 @@ def packed_embedding(ids: Tensor, weight: Tensor) -> Tensor:
     if groups.min is not None:
         rows = rows + groups.min[ids, :, None, None]
     return rows.view(len(ids), header.groups * GROUP)[:, : header.inputs].contiguous()
+
+
+OPERATORS: Final = (linear, packed_embedding)

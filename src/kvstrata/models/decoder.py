@@ -148,7 +148,7 @@ class Decoder:
         layer: LayerWeights,
         normed: Tensor,
         group: GroupBatch,
-        place: _Placement,
+        place: Placement,
         attention: kernels.Attention,
         rotation: Rotation,
     ) -> Tensor:

@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from kvstrata import kernels  # noqa: F401  (defines the operators)
+
+from_ops = None
 _linear: Final = torch.ops.kvstrata.linear.default
 _packed_embedding: Final = torch.ops.kvstrata.packed_embedding.default
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvstrata import kernels  # noqa: F401  (defines the operators)
 from kvstrata.errors import ModelError
 from kvstrata.models.dequantize import dequantize
 from kvstrata.models.linear import (

@@ -23,6 +23,8 @@ def resolve(weights: str, device: torch.device) -> str:
         raise ConfigError(f"weights is {weights!r}; choose one of {', '.join((*PACKED, *DENSE))}")
     if weights == "auto" and (kernels.backend() == "reference" or device.type != "cpu"):
         return "fp32"
+    if weights in PACKED and kernels.backend() == "reference":
+        raise ConfigError(f"weights is {weights!r}, which needs the native kernels; use fp32 or bf16")
     if weights in PACKED and device.type != "cpu":
         raise ConfigError(
             f"weights is {weights!r}, which runs on the CPU only; use fp32 or bf16 on {device.type}"
