@@ -10,11 +10,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from kvstrata import kernels  # noqa: F401  (defines the operators)
 from kvstrata.config import SamplingParams
+
+_argmax: Final = torch.ops.kvstrata.argmax.default
+_logsumexp: Final = torch.ops.kvstrata.logsumexp.default
+_top_k: Final = torch.ops.kvstrata.top_k.default
 
 # Tokens to look at first for top-p and min-p: a sort of the whole vocabulary is rarely needed.
 _HEAD = 1024
@@ -72,7 +78,8 @@ def candidates(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor |
     head = top_k if top_k < vocab else min(_HEAD, vocab)
     while True:
         values, ids = _largest(weights, head)
-        whole = values.sum() if top_k < vocab else weights.sum()
+        # Cumulative sums go in order; a plain sum may be divided among threads, and so depend on their number.
+        whole = torch.cumsum(values if top_k < vocab else weights, 0)[-1]
         keep = _kept(values, params, float(whole))
         if keep < head or head >= top_k:
             return values[:keep], ids[:keep]
@@ -104,7 +111,7 @@ def _kept(values: Tensor, params: SamplingParams, whole: float) -> int:
 def draw(logits: Tensor, item: SampleInput) -> int:
     """One token from adjusted logits, by inversion of the cumulative distribution."""
     if item.params.greedy:
-        return int(torch.argmax(logits))
+        return int(_argmax(logits.unsqueeze(0)))
     weights, ids = candidates(logits, item.params)
     cumulative = torch.cumsum(weights, 0)
     point = uniform(item.seed, item.answer_index, len(item.output_ids)) * float(cumulative[-1])
@@ -120,7 +127,7 @@ def sample(logits: Tensor, items: Sequence[SampleInput]) -> list[int]:
     tokens = [-1] * len(items)
     if plain:
         rows = logits if len(plain) == len(items) else logits[plain]
-        for i, token in zip(plain, torch.argmax(rows, dim=-1).tolist(), strict=True):
+        for i, token in zip(plain, _argmax(rows).tolist(), strict=True):
             tokens[i] = token
     for i, item in enumerate(items):
         if tokens[i] < 0:
@@ -153,20 +160,19 @@ def rank_tokens(logits: Tensor, tokens: Sequence[int], top: int) -> list[list[Ra
 
     Log-probabilities are of the model's own distribution: before temperature and penalties.
     """
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = torch.tensor(tokens, device=logits.device).unsqueeze(-1)
-    own = logprobs.gather(-1, chosen)
-    ranks = ((logprobs > own).sum(-1) + 1).tolist()
-    likeliest = torch.topk(logprobs, min(top, logprobs.shape[-1]), dim=-1)
+    norms = _logsumexp(logits).unsqueeze(-1)
+    own = logits.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1))
+    ranks = ((logits > own).sum(-1) + 1).tolist()
+    values, ids = _top_k(logits, min(top, logits.shape[-1]))
+    listed_ids, listed_logprobs = ids.tolist(), (values - norms).tolist()
+    own_logprobs = (own - norms).squeeze(-1).tolist()
     result = []
     for row, token in enumerate(tokens):
         listed = [
             RankedToken(i, p, rank)
-            for rank, (i, p) in enumerate(
-                zip(likeliest.indices[row].tolist(), likeliest.values[row].tolist(), strict=True), start=1
-            )
+            for rank, (i, p) in enumerate(zip(listed_ids[row], listed_logprobs[row], strict=True), start=1)
         ]
         if all(r.token != token for r in listed):
-            listed.append(RankedToken(token, float(own[row]), ranks[row]))
+            listed.append(RankedToken(token, own_logprobs[row], ranks[row]))
         result.append(listed)
     return result
