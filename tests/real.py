@@ -28,16 +28,18 @@ class RealModel:
     tokenizer: Tokenizer
 
     @classmethod
-    def load(cls, path: Path) -> RealModel:
+    def load(cls, path: Path, weights: str = "fp32") -> RealModel:
         source = open_source(path)
         try:
-            return cls(Decoder.load(source, weights="fp32", device=CPU), load_tokenizer(source, path))
+            return cls(Decoder.load(source, weights=weights, device=CPU), load_tokenizer(source, path))
         finally:
             source.close()
 
-    def engine(self, *, blocks: int = 128, token_budget: int = 512, **cache_settings: object) -> Engine:
-        """A fresh engine with an empty pool of fp32 blocks, `blocks` in each layer group."""
-        layouts = block_layouts(self.decoder.config, EngineConfig(kv_dtype="fp32"))
+    def engine(
+        self, *, blocks: int = 128, token_budget: int = 512, kv_dtype: str = "fp32", **cache_settings: object
+    ) -> Engine:
+        """A fresh engine with an empty pool, `blocks` in each layer group."""
+        layouts = block_layouts(self.decoder.config, EngineConfig(kv_dtype=kv_dtype))  # type: ignore[arg-type]
         cache = KVCache(
             layouts,
             [blocks] * len(layouts),
@@ -52,7 +54,7 @@ class RealModel:
             cache,
             eos_ids=(),
             max_model_len=2048,
-            max_num_seqs=16,
+            max_num_seqs=32,
             token_budget=token_budget,
             device=CPU,
             seed=0,

@@ -1,0 +1,139 @@
+"""Exact: token ids and log-probabilities are the same bits whatever ran beside, before, or in which pieces.
+
+With the native kernels and packed weights, in the pool's default format. Compared as bits, both models.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from real import RealModel, run
+from scale import scaled
+
+from kvstrata import SamplingParams, kernels
+from kvstrata.engine.engine import Engine
+from kvstrata.engine.outputs import CompletionOutput, RequestOutput
+
+pytestmark = [
+    pytest.mark.skipif(kernels.backend() == "reference", reason="the torch reference is not batch-invariant"),
+    pytest.mark.slow,
+]
+
+TEXT = (Path(__file__).parents[2] / "src/kvstrata/cli/demo_handbook.txt").read_text()
+BLOCK = 16
+ANSWER = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=12, logprobs=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=["smollm2_path", "gemma_path"])
+def model(request: pytest.FixtureRequest) -> RealModel:
+    return RealModel.load(request.getfixturevalue(request.param), weights="auto")
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def engine(model: RealModel, **settings: object) -> Engine:
+    return model.engine(kv_dtype="bf16", **settings)  # type: ignore[arg-type]
+
+
+def prompts(model: RealModel, count: int, length: int = 50) -> list[list[int]]:
+    ids = model.tokenizer.encode(TEXT)
+    return [ids[29 * n : 29 * n + length + n % 7] for n in range(count)]
+
+
+def bits(output: CompletionOutput) -> list[object]:
+    """Everything that was computed, floats as their bytes."""
+    assert output.logprobs is not None
+    return [
+        output.token_ids,
+        [{t: struct.pack("<d", p.logprob) for t, p in listed.items()} for listed in output.logprobs],
+    ]
+
+
+def alone(model: RealModel, prompt: list[int], params: SamplingParams = ANSWER) -> list[object]:
+    return bits(serve(engine(model), {"only": prompt}, params)["only"].outputs[0])
+
+
+def serve(
+    engine: Engine, prompts: dict[str, list[int]], params: SamplingParams = ANSWER
+) -> dict[str, RequestOutput]:
+    for name, prompt in prompts.items():
+        engine.add_request(name, prompt, params)
+    return run(engine)
+
+
+@pytest.mark.parametrize("size", [2, 7, 32])
+@pytest.mark.parametrize("params", [ANSWER, DRAWN], ids=["greedy", "drawn"])
+def test_alone_or_in_a_batch(model: RealModel, size: int, params: SamplingParams) -> None:
+    asked = prompts(model, size)
+    results = serve(engine(model, blocks=512), {str(n): p for n, p in enumerate(asked)}, params)
+    for n in (0, size // 2, size - 1):
+        assert bits(results[str(n)].outputs[0]) == alone(model, asked[n], params)
+
+
+def test_behind_other_prompts(model: RealModel) -> None:
+    asked = prompts(model, 3, length=70)
+    served = engine(model, blocks=512, token_budget=40)
+    for n, prompt in enumerate(asked):
+        served.add_request(str(n), prompt, ANSWER)
+        for _ in range(2):
+            served.step()
+    results = run(served)
+    assert bits(results["2"].outputs[0]) == alone(model, asked[2])
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 17, 512])
+def test_whatever_the_chunks(model: RealModel, chunk: int) -> None:
+    [prompt] = prompts(model, 1, length=600 if chunk > 1 else 60)
+    whole = bits(serve(engine(model, token_budget=1024), {"x": prompt})["x"].outputs[0])
+    assert bits(serve(engine(model, token_budget=chunk), {"x": prompt})["x"].outputs[0]) == whole
+
+
+def test_cold_or_after_a_hit_at_every_block_boundary(model: RealModel) -> None:
+    length = scaled(40 * BLOCK, least=6 * BLOCK)
+    [prompt] = prompts(model, 1, length=length + 3)
+    cold = alone(model, prompt)
+    for boundary in range(BLOCK, length + 1, BLOCK):
+        served = engine(model)
+        serve(served, {"first": [*prompt[:boundary], 7]}, SamplingParams(temperature=0, max_tokens=1))
+        warm = serve(served, {"warm": prompt})["warm"]
+        assert warm.usage.cached_tokens == boundary
+        assert bits(warm.outputs[0]) == cold
+
+
+def test_across_the_window(model: RealModel) -> None:
+    """640 tokens cross Gemma's window; the hit ends beyond it."""
+    [prompt] = prompts(model, 1, length=640)
+    cold = alone(model, prompt)
+    served = engine(model, token_budget=64)
+    serve(served, {"first": prompt[:610]}, SamplingParams(temperature=0, max_tokens=1))
+    warm = serve(served, {"warm": prompt})["warm"]
+    assert warm.usage.cached_tokens == 608
+    assert bits(warm.outputs[0]) == cold
+
+
+def test_after_preemption(model: RealModel) -> None:
+    asked = {str(n): p for n, p in enumerate(prompts(model, 4, length=60))}
+    longer = SamplingParams(temperature=0, max_tokens=30, logprobs=3, ignore_eos=True)
+    results = serve(engine(model, blocks=16), asked, longer)
+    assert sum(r.timings.preemptions for r in results.values()) > 0
+    for name, prompt in asked.items():
+        assert bits(results[name].outputs[0]) == alone(model, prompt, longer)
+
+
+@pytest.mark.skipif(torch.get_num_threads() < 2, reason="needs two threads to compare")
+def test_one_thread_or_two(model: RealModel) -> None:
+    [prompt] = prompts(model, 1, length=300)
+    torch.set_num_threads(2)
+    two = alone(model, prompt, DRAWN)
+    torch.set_num_threads(1)
+    assert alone(model, prompt, DRAWN) == two
