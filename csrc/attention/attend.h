@@ -11,15 +11,16 @@
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
+// dim: head_dim padded to whole vectors.
 struct Scratch {
-  float* keys;    // [4, head_dim, 16]
-  float* values;  // [kTile, head_dim]
-  float* query;   // [padded rows, head_dim]
-  float* out;     // [padded rows, head_dim], accumulators
+  float* keys;    // [4, dim, 16]
+  float* values;  // [kTile, dim]
+  float* query;   // [padded rows, dim]
+  float* out;     // [padded rows, dim], accumulators
   float* max;     // [padded rows]
   float* sum;     // [padded rows]
   float* scores;  // [kStrip, kTile]
-  float* tile;    // [kStrip, head_dim]
+  float* tile;    // [kStrip, dim]
 };
 
 inline int padded_rows(const AttentionArgs& args, const AttentionItem& item) {
@@ -29,7 +30,7 @@ inline int padded_rows(const AttentionArgs& args, const AttentionItem& item) {
 inline Scratch carve(const AttentionArgs& args, const AttentionItem& item, float* p) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   p += (64 - address % 64) % 64 / sizeof(float);
-  const int64_t dim = args.head_dim;
+  const int64_t dim = padded_dim(args.head_dim);
   const int64_t rows = padded_rows(args, item);
   Scratch s;
   s.keys = p;
@@ -84,18 +85,19 @@ inline void visible_item(const AttentionArgs& args, const AttentionItem& item, i
   *hi = last + 1 - start > kTile ? kTile : last + 1 - start;
 }
 
-// Converts the tokens [lo, hi) of a tile: keys transposed to [4, head_dim, 16], values as they lie. Tokens of
+// Converts the tokens [lo, hi) of a tile: keys transposed to [4, dim, 16], values as they lie. Tokens of
 // the same 16 that nobody sees become zeros; they are never read from the pool.
 template <class Format, int D>
 inline void load_tile(const AttentionArgs& args, const Place* places, int head, int lo, int hi,
                       const Scratch& scratch) {
-  const int dim = D > 0 ? D : args.head_dim;
+  const int dim = D > 0 ? D : padded_dim(args.head_dim);
   for (int c = lo / 16; c * 16 < hi; ++c) {
     for (int d = 0; d < dim; d += 16) {
       F16 square[16];
       for (int i = 0; i < 16; ++i) {
         const int j = c * 16 + i;
-        square[i] = j >= lo && j < hi ? Format::load(Format::row(args.kv, places[j], kKey, head), d) : zero();
+        square[i] = j >= lo && j < hi ? load_part<Format, D>(Format::row(args.kv, places[j], kKey, head), d, args.head_dim)
+                                        : zero();
       }
       transpose16(square);
       float* keys = scratch.keys + (c * dim + d) * 16;
@@ -104,31 +106,34 @@ inline void load_tile(const AttentionArgs& args, const Place* places, int head, 
   }
   for (int j = lo; j < hi; ++j) {
     const typename Format::Row row = Format::row(args.kv, places[j], kValue, head);
-    for (int d = 0; d < dim; d += 16) store(scratch.values + j * dim + d, Format::load(row, d));
+    for (int d = 0; d < dim; d += 16) {
+      store(scratch.values + j * dim + d, load_part<Format, D>(row, d, args.head_dim));
+    }
   }
 }
 
 // Scores of a strip, four rows at a time.
 template <class Format, int D>
-inline void strip_direct_scores(const AttentionArgs& args, const Place* places, int head, int rows, int lo,
-                                int hi, const float* query, float* scores) {
-  const int dim = D > 0 ? D : args.head_dim;
+inline void strip_direct_scores(const AttentionArgs& args, const Place* places, Upcoming upcoming, int head, int rows,
+                                int lo, int hi, const float* query, float* scores) {
+  const int dim = D > 0 ? D : padded_dim(args.head_dim);
   for (int r = 0; r < rows; r += 4) {
     const float* q = query + r * dim;
     float* s = scores + r * kTile;
     switch (rows - r) {
       case 1:
-        direct_scores<Format, D, 1>(args, places, head, lo, hi, q, s);
+        direct_scores<Format, D, 1>(args, places, upcoming, head, lo, hi, q, s);
         break;
       case 2:
-        direct_scores<Format, D, 2>(args, places, head, lo, hi, q, s);
+        direct_scores<Format, D, 2>(args, places, upcoming, head, lo, hi, q, s);
         break;
       case 3:
-        direct_scores<Format, D, 3>(args, places, head, lo, hi, q, s);
+        direct_scores<Format, D, 3>(args, places, upcoming, head, lo, hi, q, s);
         break;
       default:
-        direct_scores<Format, D, 4>(args, places, head, lo, hi, q, s);
+        direct_scores<Format, D, 4>(args, places, upcoming, head, lo, hi, q, s);
     }
+    upcoming.hi = 0;  // the first rows have brought it
   }
 }
 
@@ -163,16 +168,13 @@ inline const float* query_row(const AttentionArgs& args, const AttentionItem& it
 }
 
 inline void begin_item(const AttentionArgs& args, const AttentionItem& item, const Scratch& scratch) {
-  const int dim = args.head_dim;
+  const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
   const int padded = padded_rows(args, item);
   for (int r = 0; r < padded; ++r) {
     float* query = scratch.query + r * dim;
-    if (r < rows) {
-      memcpy(query, query_row(args, item, r), sizeof(float) * dim);
-    } else {
-      memset(query, 0, sizeof(float) * dim);
-    }
+    memset(query, 0, sizeof(float) * dim);
+    if (r < rows) memcpy(query, query_row(args, item, r), sizeof(float) * args.head_dim);
     scratch.max[r] = -INFINITY;
     scratch.sum[r] = 0.0f;
   }
@@ -180,18 +182,21 @@ inline void begin_item(const AttentionArgs& args, const AttentionItem& item, con
 }
 
 inline void write_rows(const AttentionArgs& args, const AttentionItem& item, const float* sum, const float* out) {
-  const int dim = args.head_dim;
+  const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
   for (int r = 0; r < rows; ++r) {
     const int64_t token = item.first_token + r / args.heads_per_kv;
     const int64_t head = static_cast<int64_t>(item.kv_head) * args.heads_per_kv + r % args.heads_per_kv;
-    float* target = args.out + (token * args.num_heads + head) * dim;
+    float* target = args.out + (token * args.num_heads + head) * args.head_dim;
     const F16 total = set1(sum[r]);
-    for (int d = 0; d < dim; d += 16) store(target + d, load(out + r * dim + d) / total);
+    for (int d = 0; d < dim; d += 16) {
+      const int n = args.head_dim - d < 16 ? args.head_dim - d : 16;
+      store_first(target + d, load(out + r * dim + d) / total, n);
+    }
   }
 }
 
-// A partial result: max [padded], sum [padded], accumulators [padded, head_dim].
+// A partial result: max [padded], sum [padded], accumulators [padded, dim].
 inline void write_partial(int first_row, int rows, int padded, int dim, const float* m, const float* l,
                           const float* o, float* partial) {
   memcpy(partial + first_row, m, sizeof(float) * kStrip);
@@ -201,7 +206,7 @@ inline void write_partial(int first_row, int rows, int padded, int dim, const fl
 
 template <class Format, int D>
 void attend_item(const AttentionArgs& args, const AttentionItem& item, float* memory) {
-  const int dim = D > 0 ? D : args.head_dim;
+  const int dim = D > 0 ? D : padded_dim(args.head_dim);
   const Scratch scratch = carve(args, item, memory);
   const int rows = item.num_tokens * args.heads_per_kv;
   const int padded = padded_rows(args, item);
@@ -214,7 +219,7 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
   int hi;
   visible_item(args, item, item.first_tile, &lo, &hi);
   find_places(args, item.sequence, item.first_tile, lo, hi, places[item.first_tile & 1]);
-  float* partial = item.partials;
+  float* partial = item.partial < 0 ? nullptr : args.partials + item.partial;
   for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
     const Place* here = places[tile & 1];
     int next_lo = 0;
@@ -223,10 +228,8 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
       Place* next = places[(tile + 1) & 1];
       visible_item(args, item, tile + 1, &next_lo, &next_hi);
       find_places(args, item.sequence, tile + 1, next_lo, next_hi, next);
-      for (int j = next_lo; j < next_hi; ++j) {
-        Format::prefetch(Format::row(args.kv, next[j], kKey, item.kv_head), dim);
-      }
     }
+    const Upcoming upcoming{places[(tile + 1) & 1], next_lo, next_hi};
     if (!direct) load_tile<Format, D>(args, here, item.kv_head, lo, hi, scratch);
 
     for (int first = 0; first < rows; first += kStrip) {
@@ -237,22 +240,16 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
       if (visible.any()) {
         const float* query = scratch.query + first * dim;
         if (direct) {
-          strip_direct_scores<Format, D>(args, here, item.kv_head, count, visible.lowest, visible.highest, query,
-                                         scratch.scores);
+          strip_direct_scores<Format, D>(args, here, upcoming, item.kv_head, count, visible.lowest, visible.highest,
+                                         query, scratch.scores);
         } else {
           tile_scores<D>(query, count, scratch.keys, visible.lowest / 16, (visible.highest + 15) / 16, dim,
                          args.scale, scratch.scores);
         }
-        if (tile + 1 < item.end_tile && first == 0) {
-          const Place* next = places[(tile + 1) & 1];
-          for (int j = next_lo; j < next_hi; ++j) {
-            Format::prefetch(Format::row(args.kv, next[j], kValue, item.kv_head), dim);
-          }
-        }
         soften(visible, count, scratch.scores, m, l);
         if (direct) {
-          const DirectValues<Format> source{args.kv, here, item.kv_head};
-          strip_values<DirectValues<Format>, D>(source, visible, count, scratch.scores, dim, scratch.tile);
+          const DirectValues<Format, D> source{args.kv, here, item.kv_head, args.head_dim};
+          strip_values<DirectValues<Format, D>, D>(source, visible, count, scratch.scores, dim, scratch.tile);
         } else {
           const TileValues source{scratch.values, dim};
           strip_values<TileValues, D>(source, visible, count, scratch.scores, dim, scratch.tile);
@@ -270,13 +267,13 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
     hi = next_hi;
   }
 
-  if (item.partials == nullptr) {
+  if (item.partial < 0) {
     write_rows(args, item, scratch.sum, scratch.out);
   } else if (item.folds) {
     for (int first = 0; first < rows; first += kStrip) {
       const int count = rows - first < kStrip ? rows - first : kStrip;
       write_partial(first, count, padded, dim, scratch.max + first, scratch.sum + first,
-                    scratch.out + first * dim, item.partials);
+                    scratch.out + first * dim, partial);
     }
   }
 }
@@ -314,10 +311,10 @@ void attend(const AttentionArgs& args, const AttentionItem& item, float* scratch
 // The first partial is the state after the first item's tiles and becomes the running state in place.
 void fold(const AttentionArgs& args, const AttentionFold& fold) {
   const AttentionItem& item = fold.item;
-  const int dim = args.head_dim;
+  const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
   const int padded = padded_rows(args, item);
-  float* state = item.partials;
+  float* state = args.partials + item.partial;
   const float* partial = state;
   for (int i = 1; i < fold.count; ++i) {
     partial += partial_floats(rows, dim);

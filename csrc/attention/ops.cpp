@@ -1,0 +1,107 @@
+// torch.ops.kvstrata.paged_attention on the CPU: checks, planning, threads.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "attention/plan.h"
+#include "checks.h"
+#include "dispatch.h"
+#include "kv_view.h"
+#include "parallel.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr const char* kOp = "paged_attention";
+
+// The batch as sequences, once everything the kernels will read is known to be there.
+std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at::Tensor& tables,
+                                                 const at::Tensor& starts, const at::Tensor& lens,
+                                                 const at::Tensor& query, int64_t window) {
+  const int64_t num_seqs = lens.size(0);
+  const int64_t block_size = kv.size(4);
+  const int64_t capacity = tables.size(1) * block_size;
+  const int32_t* start = starts.const_data_ptr<int32_t>();
+  const int32_t* len = lens.const_data_ptr<int32_t>();
+  TORCH_CHECK_VALUE(start[0] == 0, kOp, ": query_starts begins with ", start[0], ", expected 0");
+  std::vector<AttentionSequence> sequences;
+  sequences.reserve(static_cast<size_t>(num_seqs));
+  for (int64_t s = 0; s < num_seqs; ++s) {
+    const int64_t tokens = static_cast<int64_t>(start[s + 1]) - start[s];
+    TORCH_CHECK_VALUE(tokens >= 0 && tokens <= len[s], kOp, ": query_starts gives sequence ", s, " ", tokens,
+                      " rows, expected 0 to ", len[s], " (its context_lens)");
+    if (tokens == 0) continue;
+    TORCH_CHECK_VALUE(len[s] <= capacity, kOp, ": context_lens[", s, "] is ", len[s], ", expected at most ", capacity,
+                      " (block_tables has ", tables.size(1), " blocks of ", block_size, ")");
+    const int64_t first = window > 0 ? std::max<int64_t>(0, len[s] - tokens - window + 1) : 0;
+    const int32_t* table = tables.const_data_ptr<int32_t>() + s * tables.stride(0);
+    for (int64_t block = first / block_size; block <= (len[s] - 1) / block_size; ++block) {
+      TORCH_CHECK_VALUE(table[block] >= 0 && table[block] < kv.size(0), kOp, ": block_tables[", s, ", ", block, "] is ",
+                        table[block], ", expected 0 to ", kv.size(0) - 1, " (a query sees it)");
+    }
+    sequences.push_back({static_cast<int32_t>(s), start[s], static_cast<int32_t>(tokens), len[s]});
+  }
+  TORCH_CHECK_VALUE(start[num_seqs] == query.size(0), kOp, ": query has shape ", query.sizes(), ", expected [",
+                    start[num_seqs], ", num_heads, ", query.size(2), "] (query_starts' end)");
+  return sequences;
+}
+
+at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
+                           const at::Tensor& block_tables, const at::Tensor& query_starts,
+                           const at::Tensor& context_lens, double scale, int64_t window) {
+  AttentionArgs args{};
+  args.kv = kv_view(kOp, kv, layer);
+  const int64_t num_kv_heads = kv.size(3);
+  const int64_t head_dim = kv.size(5);
+  check_dtype(kOp, "query", query, at::kFloat);
+  check_shape(kOp, "query", query, {"num_tokens", "num_heads", head_dim});
+  check_dense_rows(kOp, "query", query);
+  TORCH_CHECK_VALUE(num_kv_heads > 0 && query.size(1) % num_kv_heads == 0, kOp, ": query has ", query.size(1),
+                    " heads, expected a multiple of kv's ", num_kv_heads);
+  TORCH_CHECK_VALUE(window >= 0, kOp, ": window is ", window, ", expected 0 (all) or more");
+  check_dtype(kOp, "block_tables", block_tables, at::kInt);
+  check_dtype(kOp, "query_starts", query_starts, at::kInt);
+  check_dtype(kOp, "context_lens", context_lens, at::kInt);
+  check_shape(kOp, "context_lens", context_lens, {"num_seqs"});
+  check_shape(kOp, "query_starts", query_starts, {context_lens.size(0) + 1});
+  check_shape(kOp, "block_tables", block_tables, {context_lens.size(0), "max_blocks"});
+  check_dense_rows(kOp, "block_tables", block_tables);
+  const at::Tensor starts = query_starts.contiguous();
+  const at::Tensor lens = context_lens.contiguous();
+  const auto sequences = checked_sequences(kv, block_tables, starts, lens, query, window);
+
+  at::Tensor out = at::empty(query.sizes(), query.options());
+  if (sequences.empty() || query.numel() == 0) return out;
+  args.query = query.const_data_ptr<float>();
+  args.query_token_stride = query.stride(0);
+  args.query_head_stride = query.stride(1);
+  args.out = out.data_ptr<float>();
+  args.block_tables = block_tables.const_data_ptr<int32_t>();
+  args.table_stride = block_tables.stride(0);
+  args.num_heads = static_cast<int>(query.size(1));
+  args.heads_per_kv = static_cast<int>(query.size(1) / num_kv_heads);
+  args.head_dim = static_cast<int>(head_dim);
+  args.scale = static_cast<float>(scale);
+  args.window = static_cast<int>(std::min<int64_t>(window, INT32_MAX));
+
+  const AttentionPlan plan = plan_attention(sequences, static_cast<int>(num_kv_heads), args.heads_per_kv,
+                                            args.head_dim, args.window, at::get_num_threads());
+  const int64_t num_items = static_cast<int64_t>(plan.items.size());
+  const int64_t threads = useful_threads(plan.cost, num_items);
+  const int64_t scratch_size = scratch_floats(plan.max_rows, head_dim);
+  const at::Tensor scratch = at::empty({threads * scratch_size + plan.partial_floats}, query.options());
+  float* memory = scratch.data_ptr<float>();
+  args.partials = memory + threads * scratch_size;
+  const AttentionKernels& kernels = KVSTRATA_PICK(attention_kernels);
+  for_each_item(num_items, threads, [&](int64_t thread, int64_t item) {
+    kernels.attend(args, plan.items[static_cast<size_t>(item)], memory + thread * scratch_size);
+  });
+  for_each_item(static_cast<int64_t>(plan.folds.size()), plan.folds.empty() ? 1 : threads,
+                [&](int64_t, int64_t fold) { kernels.fold(args, plan.folds[static_cast<size_t>(fold)]); });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(kvstrata, CPU, m) { m.impl("paged_attention", paged_attention); }
+
+}  // namespace kvstrata

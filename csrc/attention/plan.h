@@ -1,0 +1,29 @@
+// Cuts one call of paged attention into work items of similar cost. How it is cut never changes a bit.
+#pragma once
+
+#include <vector>
+
+#include "attention/attention.h"
+
+namespace kvstrata {
+
+struct AttentionPlan {
+  std::vector<AttentionItem> items;  // dearest first
+  std::vector<AttentionFold> folds;
+  int64_t partial_floats = 0;
+  int64_t max_rows = 0;
+  int64_t cost = 0;  // in fused multiply-adds of 16 floats, roughly
+};
+
+// A sequence of `tokens` queries that begin at query row `first_token`, the last of `context` positions.
+struct AttentionSequence {
+  int32_t index;
+  int32_t first_token;
+  int32_t tokens;
+  int32_t context;
+};
+
+AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, int num_kv_heads, int heads_per_kv,
+                             int head_dim, int window, int threads);
+
+}  // namespace kvstrata

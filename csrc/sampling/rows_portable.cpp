@@ -1,0 +1,3 @@
+#include "isa_portable.h"
+
+#include "sampling/rows.h"
