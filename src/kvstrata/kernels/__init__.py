@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kvstrata.kernels import reference, reference_fused, schemas
+from kvstrata.kernels import reference, reference_fused, reference_linear, schemas
 from kvstrata.kernels.native import backend
 from kvstrata.kernels.reference_attention import AttentionPlan
 
@@ -22,7 +22,10 @@ from kvstrata.kernels.reference_attention import AttentionPlan
 # The reference serves every device; native kernels go before it by the dispatch key CPU.
 _LIBRARIES: Final = (
     schemas.define(),
-    schemas.register((*reference.OPERATORS, *reference_fused.OPERATORS), "CompositeExplicitAutograd"),
+    schemas.register(
+        (*reference.OPERATORS, *reference_fused.OPERATORS, *reference_linear.OPERATORS),
+        "CompositeExplicitAutograd",
+    ),
 )
 _BACKEND: Final = backend()
 _paged_attention: Final = torch.ops.kvstrata.paged_attention.default

@@ -25,12 +25,8 @@ from torch import Tensor
 
 from kvstrata.kernels.checks import expect_dtype, expect_shape
 from kvstrata.kernels.packed_layout import GROUP, PackedHeader, dequantize_groups, open_packed
+from kvstrata.kernels.reference_pack import pack_weight
 
-LINEAR_SCHEMAS: Final = (
-    "linear(Tensor x, Tensor[] weights, Tensor? bias=None) -> Tensor",
-    "packed_embedding(Tensor ids, Tensor weight) -> Tensor",
-    "pack_weight(Tensor data, str format, int outputs, int inputs, str target, Tensor? row_order=None) -> Tensor",
-)
 SMALLEST: Final = 2.0**-100  # below this a group counts as zero, so that no scale is subnormal
 
 
@@ -136,3 +132,6 @@ def packed_embedding(ids: Tensor, weight: Tensor) -> Tensor:
     if groups.min is not None:
         rows = rows + groups.min[ids, :, None, None]
     return rows.view(len(ids), header.groups * GROUP)[:, : header.inputs].contiguous()
+
+
+OPERATORS: Final = (linear, packed_embedding, pack_weight)
