@@ -1,8 +1,8 @@
-"""Products with packed weights: exact against their specification, whatever rows, threads and instruction set."""
+"""Products with packed weights: the bits of their specification, whatever rows, threads, instruction set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import gguf
 import numpy as np
@@ -21,6 +21,7 @@ from kvstrata.kernels.packing import PackedLinear, PackedWeight, pack
 OPS = torch.ops.kvstrata
 BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")
 FORMATS = ("F32", "F16", "BF16", *BLOCK_FORMATS)
+U8 = torch.uint8
 HALVES = {"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
 
 native = pytest.mark.skipif(backend() == "reference", reason="the native kernels are not in use")
@@ -119,7 +120,9 @@ def test_quantising_errs_by_half_a_step(kind: str, target: str, levels: int) -> 
     error = (weight.rows(torch.arange(20)).view_as(groups) - groups).abs()
     # Scale and minimum are rounded outwards to fp16: 2^-10 of the largest value at most.
     slack = groups.abs().amax(-1, keepdim=True) * 2**-9
-    assert bool((error <= span / levels / 2 * (1 + 2**-9) + slack / levels + 2**-24).all() or target == "int4")
+    assert bool(
+        (error <= span / levels / 2 * (1 + 2**-9) + slack / levels + 2**-24).all() or target == "int4"
+    )
     assert bool((error <= span / levels / 2 + slack).all())
 
 
@@ -171,7 +174,9 @@ def test_packing_agrees_with_the_reference_on_odd_weights(target: str) -> None:
 def test_product_has_the_bits_of_the_reference(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(FORMATS))
     target = data.draw(st.sampled_from(["auto", "int4"])) if kind in reference_pack.FLOATS else "auto"
-    inputs = unit(kind) * data.draw(st.integers(1, 2 if unit(kind) == 256 else 5 if unit(kind) == 32 else 140))
+    inputs = unit(kind) * data.draw(
+        st.integers(1, 2 if unit(kind) == 256 else 5 if unit(kind) == 32 else 140)
+    )
     outputs = data.draw(st.integers(1, 70))
     count = data.draw(st.integers(0, 70))
     seed = data.draw(st.integers(0, 1000))
@@ -300,20 +305,31 @@ def test_strided_rows_give_the_bits_of_contiguous_ones() -> None:
         (lambda x, w: OPS.packed_embedding(torch.tensor([20]), w), "0 to 19"),
         (lambda x, w: OPS.packed_embedding(torch.tensor([-1]), w), "0 to 19"),
         (lambda x, w: OPS.packed_embedding(torch.tensor([1.0]), w), "int64"),
-        (lambda x, w: OPS.pack_weight(torch.zeros((4, 34), dtype=torch.uint8), "Q3_K", 4, 32, "auto"), "Q3_K"),
-        (lambda x, w: OPS.pack_weight(torch.zeros((4, 34), dtype=torch.uint8), "Q8_0", 4, 33, "auto"), "33"),
-        (lambda x, w: OPS.pack_weight(torch.zeros((4, 33), dtype=torch.uint8), "Q8_0", 4, 32, "auto"), "34"),
-        (lambda x, w: OPS.pack_weight(torch.zeros((4, 34), dtype=torch.uint8), "Q8_0", 4, 32, "int4"), "int4"),
-        (lambda x, w: OPS.pack_weight(torch.zeros((4, 34), dtype=torch.uint8), "Q8_0", 4, 32, "int2"), "int2"),
+        (
+            lambda x, w: OPS.pack_weight(torch.zeros((4, 34), dtype=U8), "Q3_K", 4, 32, "auto"),
+            "Q3_K",
+        ),
+        (lambda x, w: OPS.pack_weight(torch.zeros((4, 34), dtype=U8), "Q8_0", 4, 33, "auto"), "33"),
+        (lambda x, w: OPS.pack_weight(torch.zeros((4, 33), dtype=U8), "Q8_0", 4, 32, "auto"), "34"),
+        (
+            lambda x, w: OPS.pack_weight(torch.zeros((4, 34), dtype=U8), "Q8_0", 4, 32, "int4"),
+            "int4",
+        ),
+        (
+            lambda x, w: OPS.pack_weight(torch.zeros((4, 34), dtype=U8), "Q8_0", 4, 32, "int2"),
+            "int2",
+        ),
         (
             lambda x, w: OPS.pack_weight(
-                torch.zeros((2, 34), dtype=torch.uint8), "Q8_0", 2, 32, "auto", torch.tensor([0, 2])
+                torch.zeros((2, 34), dtype=U8), "Q8_0", 2, 32, "auto", torch.tensor([0, 2])
             ),
             "0 to 1",
         ),
     ],
 )
-def test_arguments_that_do_not_fit_raise_value_error(change, expected: str) -> None:  # type: ignore[no-untyped-def]
+def test_arguments_that_do_not_fit_raise_value_error(
+    change: Callable[[torch.Tensor, torch.Tensor], object], expected: str
+) -> None:
     weight = packed("Q8_0", 20, 64)
     with pytest.raises(ValueError, match=expected):
         change(rows_of(2, 64), weight.data)

@@ -24,7 +24,7 @@ Target = Literal["auto", "int8", "int4"]
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """One weight, packed. data: uint8 `[bytes]`, self-describing; it serves as head and as embedding at once."""
+    """One weight. data: uint8 `[bytes]`, self-describing; serves as head and embedding at once."""
 
     data: Tensor
     out_features: int
@@ -72,8 +72,8 @@ def pack(
     """Pack a weight as its file stores it.
 
     format: a GGML type name, or F32, F16, BF16; shape: `[out_features, in_features]`; data: uint8
-    `[rows, bytes per row]`, read-only memory maps included; row_order: int64 `[out_features]`, packed row r is
-    data row `row_order[r]`. target `auto` keeps the file's bits where a packed format holds them (Q8_0, Q4_0,
+    `[rows, bytes per row]`, read-only memory maps included; row_order: int64 `[out_features]`, packed row r
+    is data row `row_order[r]`. target `auto` keeps the file's bits where a packed format holds them (Q8_0, Q4_0,
     Q4_1, Q5_0, Q4_K, Q6_K) and quantises to int8 with a scale per 32 inputs otherwise; `int8` and `int4` ask
     for that many bits, by way of float32 where the file has others.
     Raises ValueError where data and shape do not fit together.
@@ -98,6 +98,8 @@ def _fits(format: str, target: Target) -> bool:
 
 
 def _as_tensor(data: np.ndarray) -> Tensor:
-    with warnings.catch_warnings():  # torch warns of memory it could write to and must not; packing only reads
+    with (
+        warnings.catch_warnings()
+    ):  # torch warns of memory it could write to and must not; packing only reads
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(data)

@@ -38,8 +38,8 @@ _HALF_NAN: Final = 0x7E00
 class Groups:
     """Rows on their way from file to tiles.
 
-    codes: uint8 `[outputs, groups, 32]`; scale, min: uint8 `[outputs, groups or supers, 2]`, fp16 as bytes; sub:
-    uint8 `[outputs, groups, 2]`, the small scales of q4_k (scale, min) and q6_k (halves).
+    codes: uint8 `[outputs, groups, 32]`; scale, min: uint8 `[outputs, groups or supers, 2]`, fp16 as bytes;
+    sub: uint8 `[outputs, groups, 2]`, the small scales of q4_k (scale, min) and q6_k (halves).
     """
 
     codes: Tensor
@@ -48,7 +48,7 @@ class Groups:
     sub: Tensor | None = None
 
 
-def pack_weight(
+def pack_weight(  # noqa: PLR0917 (the order of the operator's schema)
     data: Tensor, format: str, outputs: int, inputs: int, target: str, row_order: Tensor | None = None
 ) -> Tensor:
     """Pack a weight's rows for `linear`.
@@ -92,7 +92,8 @@ def _target_format(target: str, source: str) -> str:
         raise ValueError(f"pack_weight: target is {target}, expected auto, int8 or int4")
     if wanted != natural and source not in FLOATS:
         raise ValueError(
-            f"pack_weight: {source} rows cannot be packed as {target}, expected auto, or rows of F32, F16 or BF16"
+            f"pack_weight: {source} rows cannot be packed as {target}, "
+            "expected auto, or rows of F32, F16 or BF16"
         )
     return wanted
 
@@ -225,5 +226,3 @@ def _tiles(groups: Groups, header: PackedHeader) -> Tensor:
         parts.append(torch.cat((shared, own), dim=-1).flatten(1))
     tiles = torch.cat(parts, dim=1)
     return torch.nn.functional.pad(tiles, (0, header.tile_bytes - tiles.shape[1]))
-
-

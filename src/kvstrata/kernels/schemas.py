@@ -21,7 +21,8 @@ SCHEMAS = (
     "Tensor? positions, Tensor slots, Tensor(a!) kv, int layer) -> Tensor",
     "paged_attention(Tensor query, Tensor kv, int layer, Tensor block_tables, Tensor query_starts, "
     "Tensor context_lens, float scale, int window=0) -> Tensor",
-    "pack_weight(Tensor data, str format, int outputs, int inputs, str target, Tensor? row_order=None) -> Tensor",
+    "pack_weight(Tensor data, str format, int outputs, int inputs, str target, "
+    "Tensor? row_order=None) -> Tensor",
     "linear(Tensor x, Tensor[] weights, Tensor? bias=None) -> Tensor",
     "packed_embedding(Tensor ids, Tensor weight) -> Tensor",
     "argmax(Tensor logits) -> Tensor",
