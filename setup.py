@@ -16,7 +16,11 @@ from setuptools import setup
 
 ROOT = Path(__file__).parent
 COMMON_FLAGS = ["-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wno-psabi"]
-SANITIZE_FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
+SANITIZE_FLAGS = [
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-omit-frame-pointer",
+]
 
 
 def native_extension() -> dict[str, Any]:
@@ -24,7 +28,7 @@ def native_extension() -> dict[str, Any]:
     if os.environ.get("KVSTRATA_NO_NATIVE") == "1":
         return {}
     try:
-        from torch.utils.cpp_extension import BuildExtension, CppExtension
+        from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: PLC0415 (may be absent)
     except ImportError:
         sys.stderr.write("kvstrata: torch is not installed, building without native kernels\n")
         return {}
@@ -46,7 +50,11 @@ def native_extension() -> dict[str, Any]:
 
     sanitize = os.environ.get("KVSTRATA_SANITIZE") == "1"
     # OpenMP's runtime is the one torch has loaded, so it is named when compiling and not when linking.
-    compile_flags = [*COMMON_FLAGS, "-fopenmp", *(["-O1", "-g", *SANITIZE_FLAGS] if sanitize else ["-O3", "-g0"])]
+    compile_flags = [
+        *COMMON_FLAGS,
+        "-fopenmp",
+        *(["-O1", "-g", *SANITIZE_FLAGS] if sanitize else ["-O3", "-g0"]),
+    ]
     extension = CppExtension(
         "kvstrata._native",
         sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp")),

@@ -1,6 +1,5 @@
 // linear, pack_weight and packed_embedding: what their arguments must be, and how the work is shared out.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "linear/kernels.h"
 #include "linear/pack.h"
+#include "parallel.h"
 
 namespace kvstrata {
 namespace {
@@ -112,6 +112,7 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
   columns.reserve(weights.size());
   int64_t groups = 0;
   int64_t outputs = 0;
+  int64_t bytes = 0;
   for (const at::Tensor& tensor : weights) {
     packed.push_back(open_packed("linear", tensor));
     const PackedWeight& weight = packed.back();
@@ -119,6 +120,7 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
                       weight.inputs, "] for a weight of [", weight.outputs, ", ", weight.inputs, "]");
     columns.push_back(outputs);
     outputs += weight.outputs;
+    bytes += tensor.numel();
     groups = std::max(groups, weight.groups);
   }
   if (bias.has_value()) {
@@ -131,18 +133,22 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
   float* out = result.mutable_data_ptr<float>();
   const QuantRows quantized = quantize_rows(input, groups);
   const std::vector<Unit> units = share_out(packed, rows);
-  constexpr int64_t kMultipliesPerTask = 131072;  // some microseconds: below that a second thread costs more
-  const int64_t count = static_cast<int64_t>(units.size());
-  const int64_t grain = std::max<int64_t>(1, count * kMultipliesPerTask / (rows * outputs * x.size(1) + 1));
   const LinearKernels& table = kernels();
-  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-    std::unique_ptr<uint8_t[]> scratch;
-    uint8_t* aligned = nullptr;
-    if (rows > table.direct_rows) {
-      scratch.reset(new uint8_t[static_cast<size_t>(table.scratch_bytes(groups) + 64)]);
-      aligned = scratch.get() + (64 - reinterpret_cast<uintptr_t>(scratch.get()) % 64) % 64;
-    }
-    for (int64_t i = begin; i < end; ++i) {
+  const int64_t count = static_cast<int64_t>(units.size());
+  // One row is bound by reading the weights, many by multiplying: 64 products a step, 5 bytes meanwhile.
+  const int64_t threads = useful_threads(rows * outputs * x.size(1) / 64 + bytes / 5, count);
+  // Neighbouring units to one thread, since each fetches what follows it; few enough runs to even out.
+  constexpr int64_t kRunsPerThread = 4;
+  const int64_t runs = threads == 1 ? 1 : std::min(count, kRunsPerThread * threads);
+  std::unique_ptr<uint8_t[]> scratch;
+  uint8_t* aligned = nullptr;
+  const int64_t scratch_size = rows > table.direct_rows ? table.scratch_bytes(groups) : 0;
+  if (scratch_size > 0) {
+    scratch.reset(new uint8_t[static_cast<size_t>(threads * scratch_size + 64)]);
+    aligned = scratch.get() + (64 - reinterpret_cast<uintptr_t>(scratch.get()) % 64) % 64;
+  }
+  for_each_item(runs, threads, [&](int64_t thread, int64_t run) {
+    for (int64_t i = count * run / runs; i < count * (run + 1) / runs; ++i) {
       const Unit& unit = units[static_cast<size_t>(i)];
       const PackedWeight& weight = packed[unit.weight];
       const LinearTask task = {weight.format,
@@ -156,7 +162,7 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
                                unit.last_row - unit.first_row,
                                out + unit.first_row * outputs + columns[unit.weight],
                                outputs};
-      table.multiply(task, aligned);
+      table.multiply(task, aligned + thread * scratch_size);
     }
   });
   if (bias.has_value()) result.add_(*bias);

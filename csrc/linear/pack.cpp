@@ -196,17 +196,21 @@ void read_group(const PackTask& task, const uint8_t* row, int64_t index, Group* 
 
 void write_group(Format format, int64_t groups, int64_t index, int64_t lane, const Group& group, uint8_t* tile) {
   uint8_t* codes = tile + index * code_bytes(format) + 4 * lane;
-  for (int word = 0; word < 8; ++word) {
-    for (int i = 0; i < 4; ++i) {
-      const uint8_t code = group.codes[4 * word + i];
-      if (format == kInt8) {
-        codes[64 * word + i] = code;
-        continue;
-      }
-      codes[64 * (word % 4) + i] |= static_cast<uint8_t>(word < 4 ? code & 15 : code << 4);
-      if (format == kQ6K) {
-        codes[256 + 64 * (word / 4) + i] |= static_cast<uint8_t>(code >> 4 << (2 * (word % 4)));
-      }
+  uint32_t words[8];
+  memcpy(words, group.codes, 32);
+  if (format == kInt8) {
+    for (int word = 0; word < 8; ++word) memcpy(codes + 64 * word, words + word, 4);
+  } else {
+    for (int word = 0; word < 4; ++word) {
+      const uint32_t both = (words[word] & 0x0f0f0f0fu) | (words[word + 4] & 0x0f0f0f0fu) << 4;
+      memcpy(codes + 64 * word, &both, 4);
+    }
+  }
+  if (format == kQ6K) {
+    for (int half = 0; half < 2; ++half) {
+      uint32_t upper = 0;
+      for (int j = 0; j < 4; ++j) upper |= (words[4 * half + j] >> 4 & 0x03030303u) << (2 * j);
+      memcpy(codes + 256 + 64 * half, &upper, 4);
     }
   }
   uint8_t* own = tile + scale_offset(format, groups, index);

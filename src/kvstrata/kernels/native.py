@@ -26,7 +26,8 @@ def backend() -> str:
     wanted = os.environ.get(_ENVIRONMENT, "auto").strip().lower() or "auto"
     if wanted not in ("auto", "reference", *INSTRUCTION_SETS):
         raise ConfigError(
-            f"{_ENVIRONMENT}={wanted!r} is not known: use auto, reference or one of {', '.join(INSTRUCTION_SETS)}"
+            f"{_ENVIRONMENT}={wanted!r} is not known: "
+            f"use auto, reference or one of {', '.join(INSTRUCTION_SETS)}"
         )
     if wanted == "reference":
         return "reference"
@@ -55,7 +56,7 @@ def _load() -> str | None:
     if spec is None or spec.origin is None:
         return "the extension kvstrata._native was not built"
     try:
-        torch.ops.load_library(spec.origin)
+        torch.ops.load_library(spec.origin)  # type: ignore[no-untyped-call]
     except OSError as error:
         return f"the extension does not load: {_first_line(error)}"
     return None

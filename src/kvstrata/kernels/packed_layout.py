@@ -25,7 +25,7 @@ _SHIFT: Final = {"int8": 128, "q4_0": 8, "q4_1": 0, "q4_k": 0, "q6_k": 32}
 
 @dataclass(frozen=True)
 class PackedHeader:
-    """What a packed weight says of itself: format, `[outputs, inputs]`, and the sizes that follow from them."""
+    """What a packed weight says of itself: format, `[outputs, inputs]`, and the sizes that follow."""
 
     format: str
     outputs: int
@@ -77,7 +77,8 @@ def open_packed(operator: str, weight: Tensor) -> PackedHeader:
         )
     if len(weight) < HEADER_BYTES:
         raise ValueError(
-            f"{operator}: a packed weight has {len(weight)} bytes, expected at least its header of {HEADER_BYTES}"
+            f"{operator}: a packed weight has {len(weight)} bytes, "
+            f"expected at least its header of {HEADER_BYTES}"
         )
     magic, version, kind, outputs, inputs = _HEADER.unpack(bytes(weight[: _HEADER.size].tolist()))
     if magic != MAGIC or version != VERSION or not 0 <= kind < len(FORMATS) or outputs <= 0 or inputs <= 0:
@@ -89,7 +90,8 @@ def open_packed(operator: str, weight: Tensor) -> PackedHeader:
     expected = HEADER_BYTES + header.tiles * header.tile_bytes
     if len(weight) != expected:
         raise ValueError(
-            f"{operator}: a packed weight of [{outputs}, {inputs}] has {len(weight)} bytes, expected {expected}"
+            f"{operator}: a packed weight of [{outputs}, {inputs}] has {len(weight)} bytes, "
+            f"expected {expected}"
         )
     return header
 

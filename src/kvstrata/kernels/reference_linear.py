@@ -25,6 +25,7 @@ from torch import Tensor
 
 from kvstrata.kernels.checks import expect_dtype, expect_shape
 from kvstrata.kernels.packed_layout import GROUP, PackedHeader, dequantize_groups, open_packed
+from kvstrata.kernels.reference_pack import pack_weight
 
 SMALLEST: Final = 2.0**-100  # below this a group counts as zero, so that no scale is subnormal
 
@@ -57,10 +58,10 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """`a * b + c` of float32 tensors, rounded once.
 
     The product of two float32 is exact in float64. Its sum with `c` may not be, and rounding it twice could
-    differ from rounding once; so it is rounded to odd first (Boldo and Melquiond, IEEE Trans. Computers 57(4),
-    2008): where the float64 sum is inexact, its last bit is set towards the exact value.
+    differ from rounding once; so it is rounded to odd first (Boldo and Melquiond, IEEE Trans. Computers
+    57(4), 2008): where the float64 sum is inexact, its last bit is set towards the exact value.
     """
-    product, addend = torch.broadcast_tensors(a.double() * b.double(), c.double())
+    product, addend = a.double() * b.double(), c.double()
     total = product + addend
     other = total - product
     error = (product - (total - other)) + (addend - other)
@@ -126,7 +127,8 @@ def packed_embedding(ids: Tensor, weight: Tensor) -> Tensor:
     header = open_packed("packed_embedding", weight)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < header.outputs:
         raise ValueError(
-            f"packed_embedding: ids are {int(ids.min())} to {int(ids.max())}, expected 0 to {header.outputs - 1}"
+            f"packed_embedding: ids are {int(ids.min())} to {int(ids.max())}, "
+            f"expected 0 to {header.outputs - 1}"
         )
     groups = dequantize_groups(weight, header)
     rows = groups.values[ids].float() * groups.scale[ids].unsqueeze(-1)
@@ -135,4 +137,4 @@ def packed_embedding(ids: Tensor, weight: Tensor) -> Tensor:
     return rows.view(len(ids), header.groups * GROUP)[:, : header.inputs].contiguous()
 
 
-OPERATORS: Final = (linear, packed_embedding)
+OPERATORS: Final = (linear, packed_embedding, pack_weight)

@@ -21,10 +21,10 @@ SCHEMAS = (
     "Tensor? positions, Tensor slots, Tensor(a!) kv, int layer) -> Tensor",
     "paged_attention(Tensor query, Tensor kv, int layer, Tensor block_tables, Tensor query_starts, "
     "Tensor context_lens, float scale, int window=0) -> Tensor",
+    "pack_weight(Tensor data, str format, int outputs, int inputs, str target, "
+    "Tensor? row_order=None) -> Tensor",
     "linear(Tensor x, Tensor[] weights, Tensor? bias=None) -> Tensor",
     "packed_embedding(Tensor ids, Tensor weight) -> Tensor",
-    "pack_weight(Tensor data, str format, int outputs, int inputs, str target, Tensor? row_order=None) "
-    "-> Tensor",
     "argmax(Tensor logits) -> Tensor",
     "logsumexp(Tensor logits) -> Tensor",
     "top_k(Tensor logits, int k) -> (Tensor values, Tensor ids)",
