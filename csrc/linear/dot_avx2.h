@@ -7,6 +7,7 @@
 #pragma once
 
 constexpr int kMaxRows = 4;
+constexpr int kMaxTiles = 1;
 
 struct Word {
   __m256i v;
@@ -43,17 +44,25 @@ KVSTRATA_INLINE Dot<Kind> begin(int32_t) {
 KVSTRATA_INLINE __m256i byte_products(__m256i codes, __m256i x) {
   return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes)));
 }
+// Compilers like to gather all products of a block before they add any, which takes far more than sixteen
+// registers; an empty statement that claims to change the sums keeps each addition where it is written.
+template <class Kind>
+KVSTRATA_INLINE void add_now(Dot<Kind>& dot, __m256i lo, __m256i hi) {
+  dot.lo = lo;
+  dot.hi = hi;
+  asm volatile("" : "+x"(dot.lo), "+x"(dot.hi));
+}
 KVSTRATA_INLINE void step(Dot<Bytes>& dot, const Codes<Bytes>& codes, Word x) {
-  dot.lo = _mm256_add_epi32(dot.lo, byte_products(codes.lo, x.v));
-  dot.hi = _mm256_add_epi32(dot.hi, byte_products(codes.hi, x.v));
+  add_now(dot, _mm256_add_epi32(dot.lo, byte_products(codes.lo, x.v)),
+          _mm256_add_epi32(dot.hi, byte_products(codes.hi, x.v)));
 }
 KVSTRATA_INLINE void step(Dot<Nibbles>& dot, const Codes<Nibbles>& codes, Word x) {
-  dot.lo = _mm256_add_epi16(dot.lo, _mm256_maddubs_epi16(codes.lo, x.v));
-  dot.hi = _mm256_add_epi16(dot.hi, _mm256_maddubs_epi16(codes.hi, x.v));
+  add_now(dot, _mm256_add_epi16(dot.lo, _mm256_maddubs_epi16(codes.lo, x.v)),
+          _mm256_add_epi16(dot.hi, _mm256_maddubs_epi16(codes.hi, x.v)));
 }
 KVSTRATA_INLINE void step(Dot<Sixes>& dot, const Codes<Sixes>& codes, Word x) {
-  dot.lo = _mm256_add_epi32(dot.lo, widen(_mm256_maddubs_epi16(codes.lo, x.v)));
-  dot.hi = _mm256_add_epi32(dot.hi, widen(_mm256_maddubs_epi16(codes.hi, x.v)));
+  add_now(dot, _mm256_add_epi32(dot.lo, widen(_mm256_maddubs_epi16(codes.lo, x.v))),
+          _mm256_add_epi32(dot.hi, widen(_mm256_maddubs_epi16(codes.hi, x.v))));
 }
 
 KVSTRATA_INLINE F16 finish(const Dot<Bytes>& dot, int32_t) {

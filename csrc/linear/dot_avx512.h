@@ -5,6 +5,7 @@
 #pragma once
 
 constexpr int kMaxRows = 6;
+constexpr int kMaxTiles = 2;
 
 struct Word {
   __m512i v;

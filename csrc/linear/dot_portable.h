@@ -6,6 +6,7 @@
 #define KVSTRATA_FUNCTION __attribute__((noinline))
 
 constexpr int kMaxRows = 2;
+constexpr int kMaxTiles = 1;
 
 struct Word {
   int8_t v[4];

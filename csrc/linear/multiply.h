@@ -39,7 +39,7 @@ KVSTRATA_INLINE int32_t start_of(const QuantGroup& x, Half half) {
 // kRows rows times kTiles tiles.
 template <class Source, int kRows, int kTiles>
 inline void block(const Source* source, const LinearTask& task, const QuantGroup* x, float* out,
-                  const int* outputs) {
+                  const int* outputs, bool fetch) {
   using Kind = typename Source::Kind;
   constexpr int kWords = 8 / Kind::kSpans;
   const int64_t stride = task.row_stride;
@@ -48,7 +48,9 @@ inline void block(const Source* source, const LinearTask& task, const QuantGroup
     for (int t = 0; t < kTiles; ++t) acc[r][t] = zero();
   }
   for (int64_t group = 0; group < task.groups; ++group, ++x) {
-    for (int t = 0; t < kTiles; ++t) source[t].prefetch(group);
+    if (fetch) {
+      for (int t = 0; t < kTiles; ++t) source[t].prefetch(group);
+    }
     unroll<Kind::kSpans>([&](auto half) KVSTRATA_LAMBDA {
       Dot<Kind> dot[kRows][kTiles];
       unroll<kRows>([&](auto r) KVSTRATA_LAMBDA {
@@ -99,14 +101,14 @@ inline void block(const Source* source, const LinearTask& task, const QuantGroup
 
 template <class Source, int kTiles, int kRows = kMaxRows>
 inline void block_of(int64_t rows, const Source* source, const LinearTask& task, const QuantGroup* x, float* out,
-                     const int* outputs) {
+                     const int* outputs, bool fetch) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return block_of<Source, kTiles, kRows - 1>(rows, source, task, x, out, outputs);
+    if (rows < kRows) return block_of<Source, kTiles, kRows - 1>(rows, source, task, x, out, outputs, fetch);
   }
-  block<Source, kRows, kTiles>(source, task, x, out, outputs);
+  block<Source, kRows, kTiles>(source, task, x, out, outputs, fetch);
 }
 
-// All rows times kTiles tiles, in blocks of rows as equal as they can be.
+// All rows times kTiles tiles, in blocks of rows as equal as they can be; the first one fetches the next tiles.
 template <class Source, int kTiles>
 inline void all_rows(const Source* source, const LinearTask& task, int64_t tile) {
   int outputs[kTiles];
@@ -119,33 +121,37 @@ inline void all_rows(const Source* source, const LinearTask& task, int64_t tile)
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t rows = task.row_count / blocks + (b < task.row_count % blocks ? 1 : 0);
     block_of<Source, kTiles>(rows, source, task, task.rows + row * task.row_stride,
-                             task.out + row * task.out_stride + tile * kTileOutputs, outputs);
+                             task.out + row * task.out_stride + tile * kTileOutputs, outputs, b == 0);
     row += rows;
   }
 }
 
+// Up to this many rows unpack codes as they go; more share tiles expanded once. Bytes have nothing to unpack.
+constexpr int64_t kDirectRows = 3 * kMaxRows;
+
+template <class Source, int kTiles>
+inline void multiply_tiles(const LinearTask& task, int64_t tile, uint8_t* scratch) {
+  const int64_t bytes = tile_bytes(task.format, task.groups);
+  const Source packed[2] = {{task.tiles + tile * bytes, task.groups},
+                            {task.tiles + (tile + kTiles - 1) * bytes, task.groups}};
+  if constexpr (Source::kUnpacks) {
+    if (task.row_count > kDirectRows) {
+      const int64_t size = task.groups * kExpandedGroup;
+      for (int t = 0; t < kTiles; ++t) expand(packed[t], task.groups, scratch + t * size);
+      const Expanded<Source> expanded[2] = {{scratch}, {scratch + size}};
+      return all_rows<Expanded<Source>, kTiles>(expanded, task, tile);
+    }
+  }
+  all_rows<Source, kTiles>(packed, task, tile);
+}
+
 template <class Source>
 inline void multiply_format(const LinearTask& task, uint8_t* scratch) {
-  const int64_t bytes = tile_bytes(task.format, task.groups);
   int64_t tile = task.first_tile;
-  if (task.row_count <= kMaxRows) {
-    for (; tile < task.last_tile; ++tile) {
-      const Source source(task.tiles + tile * bytes, task.groups);
-      all_rows<Source, 1>(&source, task, tile);
-    }
-    return;
+  if constexpr (kMaxTiles == 2) {
+    for (; tile + 1 < task.last_tile; tile += 2) multiply_tiles<Source, 2>(task, tile, scratch);
   }
-  uint8_t* const second = scratch + task.groups * kExpandedGroup;
-  const Expanded<Source> expanded[2] = {{scratch}, {second}};
-  for (; tile + 1 < task.last_tile; tile += 2) {
-    expand(Source(task.tiles + tile * bytes, task.groups), task.groups, scratch);
-    expand(Source(task.tiles + (tile + 1) * bytes, task.groups), task.groups, second);
-    all_rows<Expanded<Source>, 2>(expanded, task, tile);
-  }
-  if (tile < task.last_tile) {
-    expand(Source(task.tiles + tile * bytes, task.groups), task.groups, scratch);
-    all_rows<Expanded<Source>, 1>(expanded, task, tile);
-  }
+  for (; tile < task.last_tile; ++tile) multiply_tiles<Source, 1>(task, tile, scratch);
 }
 
 void multiply(const LinearTask& task, uint8_t* scratch) {
@@ -211,7 +217,7 @@ void quantize(const float* x, int64_t x_stride, int64_t row_count, int64_t input
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {quantize, multiply, scratch_bytes, kMaxRows};
+const LinearKernels linear_kernels = {quantize, multiply, scratch_bytes, kDirectRows};
 
 }  // namespace KVSTRATA_ISA
 }  // namespace kvstrata

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -135,12 +136,11 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
   const int64_t grain = std::max<int64_t>(1, count * kMultipliesPerTask / (rows * outputs * x.size(1) + 1));
   const LinearKernels& table = kernels();
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-    std::vector<uint8_t> scratch;
+    std::unique_ptr<uint8_t[]> scratch;
     uint8_t* aligned = nullptr;
     if (rows > table.direct_rows) {
-      scratch.resize(static_cast<size_t>(table.scratch_bytes(groups) + 64));
-      const uintptr_t start = reinterpret_cast<uintptr_t>(scratch.data());
-      aligned = scratch.data() + (64 - start % 64) % 64;
+      scratch.reset(new uint8_t[static_cast<size_t>(table.scratch_bytes(groups) + 64)]);
+      aligned = scratch.get() + (64 - reinterpret_cast<uintptr_t>(scratch.get()) % 64) % 64;
     }
     for (int64_t i = begin; i < end; ++i) {
       const Unit& unit = units[static_cast<size_t>(i)];
