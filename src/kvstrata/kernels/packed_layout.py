@@ -128,7 +128,9 @@ def _scales(kind: str, stored: Tensor, groups: int) -> tuple[Tensor, Tensor | No
     tiles = len(stored)
     if kind in _SUPER_BYTES:
         shared_bytes = _SUPER_BYTES[kind]
-        supers = stored[:, : groups // SUPER * (shared_bytes + SUPER * 32)].reshape(tiles, groups // SUPER, -1)
+        supers = stored[:, : groups // SUPER * (shared_bytes + SUPER * 32)].reshape(
+            tiles, groups // SUPER, -1
+        )
         shared = supers[:, :, :shared_bytes].contiguous().view(torch.float16).float()
         own = supers[:, :, shared_bytes:].reshape(tiles, -1, SUPER, 2, TILE)
         d = shared[:, :, :TILE].view(tiles, -1, 1, 1, TILE)

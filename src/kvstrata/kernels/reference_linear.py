@@ -95,7 +95,9 @@ def linear(x: Tensor, weights: list[Tensor], bias: Tensor | None = None) -> Tens
     if bias is not None:
         expect_dtype("linear", "bias", bias, torch.float32)
         expect_shape("linear", "bias", bias, (total,))
-    out = torch.cat([_multiply(x, weight, header) for weight, header in zip(weights, headers, strict=True)], 1)
+    out = torch.cat(
+        [_multiply(x, weight, header) for weight, header in zip(weights, headers, strict=True)], 1
+    )
     return out if bias is None else out + bias
 
 

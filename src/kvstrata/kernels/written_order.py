@@ -142,9 +142,10 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, first: 
     """One query row of some heads over the positions `first` to the last of its KV head.
 
     query: `[num_heads, head_dim]`; keys, values: `[num_tokens, head_dim]` from position 0 on, as the pool
-    holds them. In each tile: m the largest score, p = exp(score - m), l their `lane_sum` with hidden ones as +0,
-    o the values folded from +0 in order by fused multiply-adds. The state (M, L, O), at first (-inf, 0, 0), takes
-    a tile by M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a), O = fma(o, b, O * a).
+    holds them. In each tile: m the largest score, p = exp(score - m), l their `lane_sum` with hidden ones as
+    +0, o the values folded from +0 in order by fused multiply-adds. The state (M, L, O), first (-inf, 0, 0),
+    takes a tile by M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a) and
+    O = fma(o, b, O * a).
     Returns O / L, `[num_heads, head_dim]`.
     """
     num_heads, head_dim = query.shape
