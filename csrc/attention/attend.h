@@ -248,7 +248,7 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
         }
         soften(visible, count, scratch.scores, m, l);
         if (direct) {
-          const DirectValues<Format, D> source{args.kv, here, item.kv_head, args.head_dim};
+          const DirectValues<Format, D> source{args.kv, here, upcoming, item.kv_head, args.head_dim};
           strip_values<DirectValues<Format, D>, D>(source, visible, count, scratch.scores, dim, scratch.tile);
         } else {
           const TileValues source{scratch.values, dim};
