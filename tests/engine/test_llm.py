@@ -28,7 +28,11 @@ def integrity(llm: LLM) -> Iterator[None]:
 
 
 def test_the_answer_names_paris(llm: LLM) -> None:
-    [result] = llm.chat([{"role": "user", "content": "What is the capital of France?"}], GREEDY)
+    messages = [
+        {"role": "system", "content": "You are a helpful assistant. Answer clearly and briefly."},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
+    [result] = llm.chat(messages, GREEDY)
     assert "Paris" in result.outputs[0].text
     assert result.outputs[0].finish_reason == "stop"
 

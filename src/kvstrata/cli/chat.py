@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvstrata.cli.generate import figures, summary
+from kvstrata.cli.generate import DEFAULT_SYSTEM, SystemOption, figures, opening, summary
 from kvstrata.cli.loading import load
 from kvstrata.cli.options import with_settings
 from kvstrata.cli.output import JsonFlag, emit_json, stderr_console
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def chat(
     config: EngineConfig,
     params: SamplingParams,
-    system: Annotated[str | None, typer.Option(help="A system message for the conversation.")] = None,
+    system: SystemOption = DEFAULT_SYSTEM,
     json: JsonFlag = False,
 ) -> None:
     """Talk with the model; each turn finds the turns before it in the cache.
@@ -42,8 +42,7 @@ def chat(
     Where stdin is no terminal, each of its lines is a turn.
     """
     llm = load(config)
-    opening = [] if system is None else [{"role": "system", "content": system}]
-    messages: list[dict[str, str]] = list(opening)
+    messages = opening(system)
     turns: list[dict[str, Any]] = []
     if sys.stdin.isatty():
         stderr_console().print(_HELP, style="dim")
@@ -51,7 +50,7 @@ def chat(
         if line == "/exit":
             break
         if line == "/new":
-            messages = list(opening)
+            messages = opening(system)
             continue
         messages.append({"role": "user", "content": line})
         try:

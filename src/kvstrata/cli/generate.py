@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from kvstrata.engine.outputs import RequestOutput
 
 
+# Said to the model where the user says nothing: small models waver without it.
+DEFAULT_SYSTEM = "You are a helpful assistant. Answer clearly and briefly."
+
+SystemOption = Annotated[
+    str, typer.Option(help="The system message in front of the prompt; '' leaves it to the model's template.")
+]
+
+
+def opening(system: str) -> list[dict[str, str]]:
+    """The messages that a conversation begins with."""
+    return [{"role": "system", "content": system}] if system else []
+
+
 def register(app: typer.Typer) -> None:
     """Declare the command."""
     app.command("generate")(with_settings(generate))
@@ -29,19 +42,16 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, without the model's chat template.")
     ] = False,
-    system: Annotated[str | None, typer.Option(help="A system message in front of the prompt.")] = None,
+    system: SystemOption = DEFAULT_SYSTEM,
     json: JsonFlag = False,
 ) -> None:
     """Answer one prompt, in the model's chat format where it has one."""
-    if raw and system is not None:
+    if raw and system != DEFAULT_SYSTEM:
         raise typer.BadParameter("--system goes with the chat format; leave out --raw")
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = load(config)
-    chat = not raw and (system is not None or llm.loaded.chat_template.available)
-    if chat:
-        messages = [{"role": "user", "content": text}]
-        if system is not None:
-            messages.insert(0, {"role": "system", "content": system})
+    if not raw and llm.loaded.chat_template.available:
+        messages = [*opening(system), {"role": "user", "content": text}]
         deltas = llm.stream(messages=messages, sampling_params=params)
     else:
         deltas = llm.stream(text, params)
