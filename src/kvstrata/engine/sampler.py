@@ -78,7 +78,7 @@ def candidates(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor |
     head = top_k if top_k < vocab else min(_HEAD, vocab)
     while True:
         values, ids = _largest(weights, head)
-        # Cumulative sums go in order; a plain sum may be divided among threads, and so depend on their number.
+        # Cumulative sums go in order; a plain sum may be divided among threads and depend on them.
         whole = torch.cumsum(values if top_k < vocab else weights, 0)[-1]
         keep = _kept(values, params, float(whole))
         if keep < head or head >= top_k:
