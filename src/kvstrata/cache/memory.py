@@ -14,8 +14,8 @@ from kvstrata.cache.layout import ALIGNMENT
 def block_memory(nbytes: int, device: torch.device) -> Tensor:
     """Uninitialised uint8 `[nbytes]`, aligned to 4 KiB.
 
-    On the CPU it is an anonymous mapping that the kernel is asked to back with huge pages: attention walks the
-    whole pool, and with 4 KiB pages a tenth of its time goes to address translation.
+    On the CPU it is an anonymous mapping that the kernel is asked to back with huge pages: attention walks
+    the whole pool, and with 4 KiB pages a tenth of its time goes to address translation.
     """
     if device.type != "cpu":
         raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
