@@ -160,13 +160,19 @@ class Engine:
         begin = self._clock()
         works = self.scheduler.schedule()
         if works:
-            self._digest(works, self._runner.run(works))
-            self._depart()
+            try:
+                self._digest(works, self._runner.run(works))
+            except BaseException:
+                # Ctrl-C, memory, a defect: nobody else's answer may be lost or stuck half-way for it.
+                self.scheduler.take_back(works)
+                raise
+            finally:
+                self._depart()
             self._report(works, begin)
         return self._delivery.take()
 
     def _depart(self) -> None:
-        for request in [r for r in self._requests.values() if r.finished]:
+        for request in self._delivery.take_finished():
             del self._requests[request.request_id]
             self.scheduler.waiting.depart(request.options.user)
 
@@ -208,11 +214,13 @@ class Engine:
     def _fork_answers(self, first: Answer) -> list[Answer]:
         """The other answers of a request start from the prompt that the first has computed."""
         request = first.request
+        children = []
         for index in range(len(request.sequences), request.params.n):
             child = Answer(request, index, first.chain, AnswerText(self._tokenizer, request.params))
             self.scheduler.fork(first, child)
             request.sequences.append(child)
-        return request.sequences[1:] if not first.output_ids and first.index == 0 else []
+            children.append(child)
+        return children
 
     def _sample(self, answers: Sequence[Answer], logits: Tensor) -> None:
         tokens = sample(logits, [self._sample_input(answer) for answer in answers])
