@@ -42,7 +42,7 @@ class BlockPool:
         self.layout = layout
         self.num_blocks = num_blocks
         stride = layout.stride_bytes
-        raw = torch.empty(num_blocks * stride + ALIGNMENT, dtype=torch.uint8, device=device)
+        raw = _allocated(num_blocks * stride + ALIGNMENT, device)
         base = -raw.data_ptr() % ALIGNMENT
         aligned = raw[base : base + num_blocks * stride]
         self._blocks = aligned.view(num_blocks, stride)
@@ -153,6 +153,15 @@ class BlockPool:
         cached = self.release(ids)
         self.pins[ids] -= 1
         return cached
+
+
+def _allocated(size: int, device: torch.device | str) -> Tensor:
+    try:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+    except (RuntimeError, TypeError):  # torch's allocator, or a size past its integers
+        raise ConfigError(
+            f"the KV pool is to have {size:,} bytes, which {device} does not give; choose less memory"
+        ) from None
 
 
 def _typed_view(aligned: Tensor, layout: BlockLayout, num_blocks: int, dtype: torch.dtype) -> Tensor:
