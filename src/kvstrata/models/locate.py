@@ -39,7 +39,7 @@ def locate(model: str | None) -> Path:
     path = Path(model)
     with contextlib.suppress(RuntimeError):  # "~" without a home is a name like any other
         path = path.expanduser()
-    if model and path.exists():
+    if model and (path.is_file() or path.is_dir()):  # a pipe or device would block, or never end
         return path
     names = ", ".join((*DEFAULT_NAMES, GEMMA_NAME))
     raise ModelError(
