@@ -79,7 +79,8 @@ def test_weights_lie_in_memory_once() -> None:
 
 def test_bf16_weights_take_half_and_give_nearly_the_same() -> None:
     source = MemorySource()
-    exact, half = Decoder.load(source, weights="fp32", device=CPU), Decoder.load(source, weights="bf16", device=CPU)
+    exact = Decoder.load(source, weights="fp32", device=CPU)
+    half = Decoder.load(source, weights="bf16", device=CPU)
     assert half.weights_nbytes() < 0.52 * exact.weights_nbytes()
     ids = list(range(30))
     a, b = (PagedRun(decoder, [30]).step([ids])[0] for decoder in (exact, half))
