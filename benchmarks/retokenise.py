@@ -1,9 +1,9 @@
 """How often the text of an answer becomes other token ids when it is encoded again for the next turn.
 
-A chat client sends texts, not ids. Where an answer's text encodes to other ids than the model chose, the blocks
-from there on are computed again; all blocks before are hits all the same.
+A chat client sends texts, not ids. Where an answer's text encodes to other ids than the model chose, the
+blocks from there on are computed again; all blocks before are hits all the same.
 
-Usage: python benchmarks/retokenise.py [QUESTIONS.jsonl]     lines with "turns": [text, ...]; else own questions
+Usage: python benchmarks/retokenise.py [QUESTIONS.jsonl]   lines with "turns": [text, ...]; else own ones
 """
 
 from __future__ import annotations
