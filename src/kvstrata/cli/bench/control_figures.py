@@ -6,6 +6,7 @@ import random
 import time
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from kvstrata import kernels
@@ -108,7 +109,12 @@ def decode_step(layers: int, sequences: int, steps: int) -> dict[str, float]:
     for number in range(sequences):
         prompt = [rng.randrange(config.vocab_size) for _ in range(_PROMPT)]
         engine.add_request(str(number), prompt, params)
-    while engine.has_unfinished:
-        engine.step()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # there is nothing to share out
+    try:
+        while engine.has_unfinished:
+            engine.step()
+    finally:
+        torch.set_num_threads(threads)
     whole, outside = (1e3 * min(times) for times in zip(*spent, strict=True))
     return {"ms": whole, "outside_forward_ms": outside}
