@@ -8,8 +8,9 @@ A table stands between two marker lines, the first of which names the command th
     ...
     <!-- end table -->
 
-The command prints one JSON object. An object of objects becomes a table with a row for each; the plain values
-become a table of names and values. Below it stand the machine, the versions and the date.
+The command prints one JSON object. Each object in it becomes a row, in one table with those that have a
+name in common; the plain values become a table of names and values. Below it stand the machine, the versions
+and the date.
 """
 
 import datetime
@@ -66,17 +67,37 @@ def run(command: str) -> Mapping[str, Any]:
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """One table for the rows of an object of objects, one for its plain values; whichever there are."""
-    rows = {name: row for name, row in result.items() if isinstance(row, Mapping)}
+    """A table for the rows that share a column, one for each such set, and one for the plain values."""
+    tables: list[dict[str, Mapping[str, Any]]] = []
+    for name, row in rows(result).items():
+        for table in tables:
+            if any(row.keys() & other.keys() for other in table.values()):
+                table[name] = row
+                break
+        else:
+            tables.append({name: row})
+    parts = [rows_table(table) for table in tables]
     plain = {name: value for name, value in result.items() if not isinstance(value, Mapping)}
-    parts = []
-    if rows:
-        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-        body = [[name, *(cell(row.get(column)) for column in columns)] for name, row in rows.items()]
-        parts.append(markdown(["", *columns], body))
     if plain:
         parts.append(markdown(["figure", "value"], [[name, cell(value)] for name, value in plain.items()]))
     return "\n".join(parts)
+
+
+def rows_table(table: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each object, a column for each name that one of them has."""
+    columns = list(dict.fromkeys(column for row in table.values() for column in row))
+    body = [[name, *(cell(row.get(column)) for column in columns)] for name, row in table.items()]
+    return markdown(["", *columns], body)
+
+
+def rows(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The objects within an object by name; of an object of objects, those within."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, value in result.items():
+        if isinstance(value, Mapping):
+            inner = rows(value)
+            found |= {f"{name} {part}": row for part, row in inner.items()} or {name: value}
+    return found
 
 
 def markdown(head: list[str], body: list[list[str]]) -> str:

@@ -56,6 +56,14 @@ def test_each_marked_table_is_replaced_by_its_commands_figures(tables: ModuleTyp
     assert tables.rewrite(updated, results.__getitem__) == updated
 
 
+def test_objects_without_a_name_in_common_make_tables_of_their_own(tables: ModuleType):
+    result = {"shares": {"bf16": {"512": 0.5}, "fp32": {"512": 0.25}}, "decode": {"ms": 2.0}}
+    assert tables.render(result) == (
+        "|  | 512 |\n| --- | --- |\n| shares bf16 | 0.5 |\n| shares fp32 | 0.25 |\n\n"
+        "|  | ms |\n| --- | --- |\n| decode | 2 |\n"
+    )
+
+
 def test_a_command_that_is_not_ours_is_not_run(tables: ModuleType):
     with pytest.raises(SystemExit, match="must be kvstrata"):
         tables.run("rm -rf /nonexistent")

@@ -64,10 +64,9 @@ class PrefixIndex:
         expired.
         """
         found: list[Node] = []
-        find = self._nodes.get
         parent = self.root
-        for key, content in zip(chain.keys[:max_blocks], chain.contents, strict=False):
-            node = find(key)
+        keys = chain.keys[:max_blocks]
+        for node, content in zip(map(self._nodes.get, keys), chain.contents, strict=False):
             if node is None:
                 break
             if node.parent is not parent or node.content != content:

@@ -56,6 +56,18 @@ def block_key(parent: bytes, token_ids: TokenIds, extras: bytes, digest_bytes: i
     return sha256(parent + content).digest()[:digest_bytes]
 
 
+def _contents(tokens: array[int], num_blocks: int, extras: bytes) -> list[bytes]:
+    """What `block_key` hashes after the parent of each of these blocks."""
+    raw = np.frombuffer(tokens, dtype=np.uint32).astype("<u4").view(np.uint8).reshape(num_blocks, -1)
+    head = np.frombuffer(struct.pack("<I", raw.shape[1]), dtype=np.uint8)
+    tail = np.frombuffer(struct.pack("<I", len(extras)) + extras, dtype=np.uint8)
+    rows = np.concatenate(
+        [np.broadcast_to(head, (num_blocks, len(head))), raw, np.broadcast_to(tail, (num_blocks, len(tail)))],
+        axis=1,
+    )
+    return [content for (content,) in struct.iter_unpack(f"{rows.shape[1]}s", rows.data)]
+
+
 class KeyChain:
     """The tokens of one sequence and the keys of its full blocks, each computed once.
 
@@ -84,6 +96,8 @@ class KeyChain:
         """Append tokens and compute the keys of the blocks that they fill."""
         if isinstance(token_ids, np.ndarray):
             self.tokens.frombytes(np.ascontiguousarray(token_ids, dtype=np.uint32).tobytes())
+        elif isinstance(token_ids, list):
+            self.tokens.fromlist(token_ids)  # takes a third of the time of extend
         else:
             self.tokens.extend(token_ids)
         first, full = len(self.keys), len(self.tokens) // self.block_size
@@ -91,18 +105,17 @@ class KeyChain:
             self._append_keys(first, full)
 
     def _append_keys(self, first: int, full: int) -> None:
-        size = self.block_size
-        raw = np.frombuffer(self.tokens[first * size : full * size], dtype=np.uint32).astype("<u4").tobytes()
-        width = 4 * size
-        head = struct.pack("<I", width)
-        tail = struct.pack("<I", len(self.extras)) + self.extras
-        keep = self.digest_bytes
-        key = self.parent(first)
-        for start in range(0, len(raw), width):
-            content = head + raw[start : start + width] + tail
-            key = sha256(key + content).digest()[:keep]
-            self.contents.append(content)
-            self.keys.append(key)
+        contents = _contents(
+            self.tokens[first * self.block_size : full * self.block_size], full - first, self.extras
+        )
+        key, keep, keys = self.parent(first), self.digest_bytes, self.keys
+        fresh = sha256().copy  # half the time of a new sha256() for each block
+        for content in contents:
+            digest = fresh()
+            digest.update(key + content)
+            key = digest.digest()[:keep]
+            keys.append(key)
+        self.contents += contents
 
     def parent(self, block: int) -> bytes:
         """The key before that of `block`."""

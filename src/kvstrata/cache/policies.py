@@ -82,12 +82,12 @@ class RankedPolicy:
 
     def touch(self, keys: Iterable[bytes], now: float) -> None:
         """Note a use, and look again at those that were set aside because they were pinned."""
-        known = [key for key in keys if key in self._meta]
-        self._used.update(dict.fromkeys(known, now))
-        if self._aside:
-            for key in known:
-                if key in self._aside:
-                    self._aside.remove(key)
+        used, aside = self._used, self._aside
+        for key in keys:
+            if key in used:
+                used[key] = now
+                if aside and key in aside:
+                    aside.remove(key)
                     self._offer(key)
 
     def remove(self, key: bytes) -> None:

@@ -112,7 +112,7 @@ class BlockPool:
         given twice.
         """
         ids = np.asarray(blocks, dtype=np.int64)
-        if len(ids) > 1 and len(np.unique(ids)) != len(ids):
+        if len(set(ids.tolist())) != len(ids):
             raise IntegrityError(f"a block was released twice at once: {ids.tolist()}")
         refs = self.refs[ids] - 1
         if (refs < 0).any():

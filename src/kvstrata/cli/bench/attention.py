@@ -32,6 +32,14 @@ def attention(
     layers: Annotated[
         int, typer.Option(min=1, help="Layers whose pools are cycled, so that none stays cached.")
     ] = 30,
+    contexts: Annotated[
+        list[int] | None,
+        typer.Option("--context", min=16, help="Tokens of each of 8 decoding sequences [512, 2048, 4096]."),
+    ] = None,
+    prompts: Annotated[
+        list[int] | None,
+        typer.Option("--prompt", min=1, help="Tokens of the sequence that is prefilled [1024, 4000]."),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each, of which the best counts.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; by default torch's.")] = None,
     json: JsonFlag = False,
@@ -41,7 +49,8 @@ def attention(
 
     if heads % kv_heads:
         raise ConfigError(f"--heads is {heads}, expected a multiple of --kv-heads ({kv_heads})")
-    figures = measure(Shape(heads, kv_heads, head_dim, layers), repeats, threads)
+    shape = Shape(heads, kv_heads, head_dim, layers)
+    figures = measure(shape, contexts or (512, 2048, 4096), prompts or (1024, 4000), repeats, threads)
     if json:
         emit_json(figures.as_json())
         return
@@ -54,7 +63,7 @@ def _show(figures: Figures) -> None:
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in figures.rows:
         table.add_row(
-            f"{row.phase} {row.dtype} {row.context}",
+            row.name,
             f"{row.seconds * 1000:.2f}",
             f"{row.reached:.1f} {row.unit}",
             f"{row.limit:.1f}",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,11 @@ from torch import Tensor
 
 from kvstrata import kernels
 from kvstrata.cache.layout import ALIGNMENT
+from kvstrata.cli.bench.limits import FloatProduct, ReadBandwidth, alternately
 
 _BLOCK_SIZE = 16
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_DECODES = ((8, 512), (8, 2048), (1, 4096))  # sequences, tokens of each
-_PREFILLS = (1024, 4000)
-_READ_BYTES = 256 << 20  # far more than the caches hold
-_PRODUCT_SIZE = 1024
+_SEQUENCES = 8
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,17 @@ class Row:
 
     phase: str
     dtype: str
-    context: str
+    sequences: int
+    context: int
     seconds: float
     reached: float
     limit: float
     unit: str
+
+    @property
+    def name(self) -> str:
+        """What was measured: phase, dtype, sequences x tokens of each."""
+        return f"{self.phase} {self.dtype} {self.sequences} x {self.context}"
 
     @property
     def share(self) -> float:
@@ -58,42 +61,39 @@ class Figures:
     rows: tuple[Row, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """`bandwidth_share` and `product_share` by dtype and context, and the rows they come from."""
-        shares: dict[str, dict[str, dict[str, float]]] = {"decode": {}, "prefill": {}}
+        """`bandwidth_share` by dtype and context, `product_share` by context, and the rows they come from."""
+        shares: dict[str, dict[str, float]] = {}
         for row in self.rows:
-            shares[row.phase].setdefault(row.dtype, {})[row.context] = row.share
-        rows = [
-            {
-                "phase": row.phase,
-                "dtype": row.dtype,
-                "context": row.context,
+            if row.phase == "decode":
+                shares.setdefault(row.dtype, {})[str(row.context)] = row.share
+        rows = {
+            row.name: {
                 "ms": row.seconds * 1000,
                 "reached": row.reached,
                 "limit": row.limit,
                 "unit": row.unit,
+                "share": row.share,
             }
             for row in self.rows
-        ]
+        }
         return {
-            "bandwidth_share": shares["decode"],
-            "product_share": shares["prefill"],
+            "bandwidth_share": shares,
+            "product_share": {str(row.context): row.share for row in self.rows if row.phase == "prefill"},
+            **rows,
             "backend": self.backend,
             "threads": self.threads,
-            "rows": rows,
         }
 
 
-def measure(shape: Shape, repeats: int, threads: int | None) -> Figures:
+def measure(
+    shape: Shape, decodes: Sequence[int], prefills: Sequence[int], repeats: int, threads: int | None
+) -> Figures:
     """Measure each dtype and context with `threads` threads (None: torch's own number)."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        rows = [
-            _decode(shape, name, sequences, context, repeats)
-            for name in _DTYPES
-            for sequences, context in _DECODES
-        ]
-        rows += [_prefill(shape, tokens, repeats) for tokens in _PREFILLS]
+        rows = [_decode(shape, name, _SEQUENCES, context, repeats) for name in _DTYPES for context in decodes]
+        rows += [_prefill(shape, tokens, repeats) for tokens in prefills]
         return Figures(kernels.backend(), torch.get_num_threads(), tuple(rows))
     finally:
         torch.set_num_threads(before)
@@ -104,17 +104,17 @@ def _decode(shape: Shape, name: str, sequences: int, context: int, repeats: int)
     query = torch.randn(sequences, shape.num_heads, shape.head_dim)
     lens = torch.full((sequences,), context, dtype=torch.int32)
     starts = torch.arange(sequences + 1, dtype=torch.int32)
-    reading = torch.ones(_READ_BYTES // 4)
+    memory = ReadBandwidth()
 
     def step() -> None:
         for layer in range(shape.num_layers):
             torch.ops.kvstrata.paged_attention(query, kv, layer, tables, starts, lens, shape.head_dim**-0.5)
 
-    seconds, limit_seconds = _alternately(step, reading.sum, repeats)
+    seconds, limit_seconds = alternately((step, memory.run), repeats)
     num_bytes = sequences * context * 2 * shape.num_kv_heads * shape.head_dim * kv.element_size()
     reached = num_bytes * shape.num_layers / seconds / 1e9
-    limit = _READ_BYTES / limit_seconds / 1e9
-    return Row("decode", name, f"{sequences} x {context}", seconds, reached, limit, "GB/s")
+    limit = memory.rate(limit_seconds)
+    return Row("decode", name, sequences, context, seconds, reached, limit, "GB/s")
 
 
 def _prefill(shape: Shape, tokens: int, repeats: int) -> Row:
@@ -122,15 +122,15 @@ def _prefill(shape: Shape, tokens: int, repeats: int) -> Row:
     kv, tables = _pool(one, 1, -(-tokens // _BLOCK_SIZE) * _BLOCK_SIZE, torch.bfloat16)
     query = torch.randn(tokens, shape.num_heads, shape.head_dim)
     lens, starts = torch.tensor([tokens]).int(), torch.tensor([0, tokens]).int()
-    left, right = torch.randn(2, _PRODUCT_SIZE, _PRODUCT_SIZE)
+    product = FloatProduct()
 
     def attend() -> None:
         torch.ops.kvstrata.paged_attention(query, kv, 0, tables, starts, lens, shape.head_dim**-0.5)
 
-    seconds, limit_seconds = _alternately(attend, lambda: left @ right, repeats)
+    seconds, limit_seconds = alternately((attend, product.run), repeats)
     operations = 2 * tokens * (tokens + 1) * shape.num_heads * shape.head_dim
-    limit = 2 * _PRODUCT_SIZE**3 / limit_seconds / 1e9
-    return Row("prefill", "bf16", f"1 x {tokens}", seconds, operations / seconds / 1e9, limit, "GFLOP/s")
+    limit = product.rate(limit_seconds)
+    return Row("prefill", "bf16", 1, tokens, seconds, operations / seconds / 1e9, limit, "GFLOP/s")
 
 
 def _pool(shape: Shape, sequences: int, context: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -143,18 +143,3 @@ def _pool(shape: Shape, sequences: int, context: int, dtype: torch.dtype) -> tup
         num_blocks, shape.num_layers, 2, shape.num_kv_heads, _BLOCK_SIZE, shape.head_dim
     )
     return kv, torch.randperm(num_blocks).int().view(sequences, -1)
-
-
-def _alternately(
-    measured: Callable[[], object], limit: Callable[[], object], repeats: int
-) -> tuple[float, float]:
-    """Seconds of the best run of each, taken in turns so that both meet the same machine."""
-    measured()
-    limit()
-    best = [float("inf"), float("inf")]
-    for _ in range(repeats):
-        for index, run in enumerate((measured, limit)):
-            began = time.perf_counter()
-            run()
-            best[index] = min(best[index], time.perf_counter() - began)
-    return best[0], best[1]

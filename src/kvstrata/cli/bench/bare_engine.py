@@ -14,6 +14,7 @@ from kvstrata.engine.runner import Model
 from kvstrata.models.tokenizer import Tokenizer, Vocabulary
 
 _STEP_TOKENS = 512
+_SMALLEST = LayerGroup((0,), 1, 1)
 
 
 class _Numbers:
@@ -28,16 +29,17 @@ def bare_engine(
     model: Model,
     *,
     vocab_size: int,
+    group: LayerGroup = _SMALLEST,
     num_blocks: int,
     block_size: int,
     max_num_seqs: int,
     max_model_len: int,
     on_step: Callable[[StepReport], None] | None = None,
 ) -> Engine:
-    """One full-attention group of one small layer; prefix caching off."""
+    """An engine over one layer group, by default of one layer as small as can be; prefix caching off."""
     device = torch.device("cpu")
     cache = KVCache(
-        [BlockLayout(LayerGroup((0,), 1, 1), format_named("fp16"), block_size)],
+        [BlockLayout(group, format_named("fp16"), block_size)],
         [num_blocks],
         fingerprint=b"bare",
         device=device,
