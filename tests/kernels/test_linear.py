@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from kvstrata.kernels import backend, reference_linear, reference_pack
 from kvstrata.kernels.native import INSTRUCTION_SETS
 from kvstrata.kernels.packed_layout import open_packed
-from kvstrata.kernels.packing import PackedLinear, PackedWeight, pack
+from kvstrata.kernels.packing import PackedWeight, pack
+from kvstrata.models.linear import PackedLinear
 
 OPS = torch.ops.kvstrata
 BLOCK_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")

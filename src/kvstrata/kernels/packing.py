@@ -15,11 +15,12 @@ from torch import Tensor
 
 from kvstrata.kernels.reference_pack import BLOCKS, FLOATS
 
-_linear: Final = torch.ops.kvstrata.linear.default
 _embedding: Final = torch.ops.kvstrata.packed_embedding.default
 _pack_weight: Final = torch.ops.kvstrata.pack_weight.default
 
 Target = Literal["auto", "int8", "int4"]
+# Formats that have a target's bits already and keep them.
+_OF_BITS: Final = {"int8": ("Q8_0", "Q5_0"), "int4": ("Q4_0", "Q4_1", "Q4_K")}
 
 
 @dataclass(frozen=True)
@@ -41,26 +42,6 @@ class PackedWeight:
         return found
 
 
-@dataclass(frozen=True)
-class PackedLinear:
-    """Weights that share an input, multiplied as one: outputs end to end, formats of any mix."""
-
-    weights: tuple[PackedWeight, ...]
-    bias: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_data", [weight.data for weight in self.weights])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """float32 `[num_tokens, in_features]` to float32 `[num_tokens, sum of out_features]`."""
-        product: Tensor = _linear(x, self._data, self.bias)  # type: ignore[attr-defined]
-        return product
-
-    def nbytes(self) -> int:
-        """Bytes of weights and bias in memory."""
-        return sum(weight.nbytes for weight in self.weights) + (0 if self.bias is None else self.bias.nbytes)
-
-
 def pack(
     format: str,
     shape: Sequence[int],
@@ -80,7 +61,9 @@ def pack(
     """
     outputs, inputs = shape
     order = None if row_order is None else torch.from_numpy(np.ascontiguousarray(row_order, dtype=np.int64))
-    if not _fits(format, target):
+    if format in _OF_BITS.get(target, ()):
+        target = "auto"
+    elif not _fits(format, target):
         rows = dequantize(data, GGMLQuantizationType[format]).astype(np.float32, copy=False)
         format, data = "F32", rows.view(np.uint8)
     packed: Tensor = _pack_weight(_as_tensor(data), format, outputs, inputs, target, order)
@@ -91,10 +74,7 @@ def _fits(format: str, target: Target) -> bool:
     """Whether rows of `format` become `target` without a detour through float32."""
     if format in FLOATS:
         return True
-    holds_int8 = format in ("Q8_0", "Q5_0")
-    if target == "int8":
-        return holds_int8
-    return format == "Q4_1" if target == "int4" else format in BLOCKS
+    return format in _OF_BITS.get(target, BLOCKS)
 
 
 def _as_tensor(data: np.ndarray) -> Tensor:

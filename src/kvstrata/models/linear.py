@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from kvstrata import kernels  # noqa: F401  (defines the operators)
+from kvstrata.kernels.packing import PackedWeight
 
 from_ops = None
 _linear: Final = torch.ops.kvstrata.linear.default
-_packed_embedding: Final = torch.ops.kvstrata.packed_embedding.default
 
 
 class Linear(Protocol):
@@ -69,17 +69,17 @@ class DenseEmbedding:
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """Weights packed by `torch.ops.kvstrata.pack_weight`, outputs end to end, each in a format of its own.
+    """Weights packed by `kernels.packing.pack`, outputs end to end, each in a format of its own.
 
     Activations are quantised to int8 for each token and group of 32 (see the operator `linear`).
     """
 
-    weights: list[Tensor] = field(default_factory=list)
+    weights: Sequence[PackedWeight]
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product."""
-        result: Tensor = _linear(x, self.weights, self.bias)
+        result: Tensor = _linear(x, [weight.data for weight in self.weights], self.bias)
         return result
 
     def nbytes(self) -> int:
@@ -92,12 +92,11 @@ class PackedLinear:
 class PackedEmbedding:
     """A table packed as a weight `[vocab_size, hidden_size]`: the same memory as a tied head's."""
 
-    weights: list[Tensor]
+    weights: Sequence[PackedWeight]
 
     def __call__(self, ids: Tensor) -> Tensor:
         """The rows, dequantised."""
-        rows: Tensor = _packed_embedding(ids, self.weights[0])
-        return rows
+        return self.weights[0].rows(ids)
 
     def nbytes(self) -> int:
         """Bytes of the table."""

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kvstrata import kernels  # noqa: F401  (defines the operators)
 from kvstrata.errors import ModelError
+from kvstrata.kernels.packing import PackedWeight, Target, pack
 from kvstrata.models.dequantize import dequantize
 from kvstrata.models.linear import (
     DenseEmbedding,
@@ -34,15 +33,6 @@ Progress = Callable[[int, int], None]
 _MAX_THREADS: Final = 4
 # Elements dequantised before they are copied: the detour stays small beside the largest tensor.
 _PIECE: Final = 1 << 20
-_FLOATS: Final = frozenset(("F32", "F16", "BF16"))
-# Formats that `pack_weight` packs as they are stored for a target; all others go through float32.
-_KEPT: Final = {
-    "auto": frozenset(("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K")),
-    "int8": frozenset(("Q8_0", "Q5_0")),
-    "int4": frozenset(("Q4_0", "Q4_1", "Q4_K")),
-}
-
-_pack_weight: Final = torch.ops.kvstrata.pack_weight.default
 
 
 class Loader(Protocol):
@@ -150,7 +140,7 @@ class PackedLoader:
     Embedding and head are never below 8 bits unless the file has them so: they cost little and lose most.
     """
 
-    def __init__(self, source: WeightSource, device: torch.device, target: str) -> None:
+    def __init__(self, source: WeightSource, device: torch.device, target: Target) -> None:
         self._jobs = _Jobs(source)
         self._device = device
         self._target = target
@@ -164,7 +154,7 @@ class PackedLoader:
 
     def embedding(self, vocab_size: int, hidden_size: int, *, tied: bool) -> tuple[Embedding, Linear]:
         """See `Loader.embedding`."""
-        target = "auto" if self._target == "auto" else "int8"
+        target: Target = "auto" if self._target == "auto" else "int8"
         table = self._packed(("embed",), (vocab_size,), hidden_size, target)
         head = table if tied else self._packed(("head",), (vocab_size,), hidden_size, target)
         return PackedEmbedding(table), PackedLinear(head)
@@ -177,12 +167,14 @@ class PackedLoader:
         """See `Loader.run`."""
         self._jobs.run(progress, 1)  # packing uses all cores by itself
 
-    def _packed(self, names: Sequence[str], sizes: Sequence[int], inputs: int, target: str) -> list[Tensor]:
-        weights = [torch.empty(0, dtype=torch.uint8)] * len(names)
+    def _packed(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, target: Target
+    ) -> list[PackedWeight]:
+        weights = [PackedWeight(torch.empty(0, dtype=torch.uint8), 0, 0)] * len(names)
 
         def fill(place: int) -> Callable[[RawTensor], None]:
             def use(raw: RawTensor) -> None:
-                weights[place] = _pack(raw, target)
+                weights[place] = pack(raw.format, raw.shape, raw.data, target=target, row_order=raw.row_order)
 
             return use
 
@@ -214,19 +206,3 @@ def _copy(raw: RawTensor, target: Tensor) -> None:
         rows = slice(start, start + step)
         data = raw.data[rows] if raw.row_order is None else raw.data[raw.row_order[rows]]
         target[rows].copy_(dequantize(data, raw.format, (len(data), inputs)))
-
-
-def _pack(raw: RawTensor, target: str) -> Tensor:
-    """A weight as the kernels want it: its own bits where the target allows, else quantised from float32."""
-    outputs, inputs = raw.shape
-    data, form = raw.data, raw.format
-    if form in _KEPT[target]:
-        target = "auto"
-    elif form not in _FLOATS:
-        dense = torch.empty((outputs, inputs))
-        _copy(RawTensor(form, raw.shape, data), dense)
-        data, form = dense.numpy().view(np.uint8), "F32"
-    order = None if raw.row_order is None else torch.from_numpy(raw.row_order)
-    # A copy, since torch does not take the read-only memory of a mapped file.
-    packed: Tensor = _pack_weight(torch.from_numpy(np.array(data)), form, outputs, inputs, target, order)
-    return packed

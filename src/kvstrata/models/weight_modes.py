@@ -8,10 +8,11 @@ import torch
 
 from kvstrata import kernels
 from kvstrata.errors import ConfigError
+from kvstrata.kernels.packing import Target
 
 DENSE: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # What packed weights of each mode become, for `pack_weight`: `auto` keeps the file's bits.
-PACKED: Final = {"auto": "auto", "int8": "int8", "int4": "int4"}
+PACKED: Final[dict[str, Target]] = {"auto": "auto", "int8": "int8", "int4": "int4"}
 
 
 def resolve(weights: str, device: torch.device) -> str:

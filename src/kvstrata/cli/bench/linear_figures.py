@@ -13,7 +13,8 @@ from gguf.constants import GGMLQuantizationType
 
 from kvstrata import kernels
 from kvstrata.cli.bench.limits import ReadBandwidth, alternately
-from kvstrata.kernels.packing import PackedLinear, PackedWeight, pack
+from kvstrata.kernels.packing import PackedWeight, pack
+from kvstrata.models.linear import PackedLinear
 
 FORMATS: Final = ("Q4_1", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
 
