@@ -1,8 +1,8 @@
 """`kvstrata bench phases`: why a KV cache exists.
 
 After n tokens the next one costs a decode step with the cache: one token through the layers, attention over
-n. Without it all n tokens are computed again: as much as a prefill of n. Both are measured on the engine, with
-each phase's share of the machine's multiply peak and read bandwidth, taken in the same run.
+n. Without it all n tokens are computed again: as much as a prefill of n. Both are measured on the engine,
+with each phase's share of the machine's multiply peak and read bandwidth, taken in the same run.
 """
 
 from __future__ import annotations

@@ -1,0 +1,124 @@
+"""What each measurement prints, at sizes that take a moment: its fields, never how fast it was."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.cli.app import main
+from kvstrata.kernels import backend
+
+needs_kernels = pytest.mark.skipif(backend() == "reference", reason="packs weights, which needs the kernels")
+SMALL_POOL = ("--kv-memory", "128MiB")
+
+
+def figures(*arguments: str) -> dict[str, Any]:
+    """What `kvstrata bench ... --json` prints, as a process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kvstrata", "bench", *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_attention_has_a_share_for_every_dtype_and_context() -> None:
+    sizes = ("--heads", "2", "--kv-heads", "1", "--head-dim", "16", "--layers", "1", "--repeats", "1")
+    result = figures("attention", *sizes, "--context", "32", "--context", "64", "--prompt", "40")
+    assert result["bandwidth_share"].keys() == {"bf16", "fp16", "fp32"}
+    for shares in result["bandwidth_share"].values():
+        assert shares.keys() == {"32", "64"}
+        assert all(share > 0 for share in shares.values())
+    assert result["product_share"].keys() == {"40"}
+    assert result["decode bf16 8 x 64"]["unit"] == "GB/s"
+    assert result["prefill bf16 1 x 40"]["unit"] == "GFLOP/s"
+
+
+@needs_kernels
+def test_linear_has_a_row_for_every_format_and_number_of_rows() -> None:
+    sizes = ("--layers", "1", "--vocabulary", "64", "--repeats", "1", "--rows", "1", "--rows", "3")
+    result = figures("linear", *sizes, "--format", "Q4_1", "--format", "Q6_K")
+    names = {"Q4_1 x 1", "Q4_1 x 3", "Q4_1 head", "Q6_K x 1", "Q6_K x 3", "Q6_K head"}
+    assert result.keys() == {"backend", "threads", *names}
+    for name in names:
+        assert result[name].keys() == {"ms", "tok_s", "gb_s", "bandwidth_share", "gflop_s"}
+        assert all(value > 0 for value in result[name].values())
+
+
+def test_control_has_a_total_its_parts_and_the_decode_steps() -> None:
+    result = figures("control", "--tokens", "320", "--layers", "2", "--repeats", "1")
+    assert result["parts_ms"].keys() == {"keys", "match", "open", "grow", "commit", "release"}
+    assert result["total_ms_320_cached"] == pytest.approx(sum(result["parts_ms"].values()))
+    for sequences in (1, 32):
+        step = result[f"decode_step_{sequences}"]
+        assert 0 < step["outside_forward_ms"] < step["ms"]
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_phases_has_a_row_for_every_context_and_draws_them(tmp_path: Path) -> None:
+    picture = tmp_path / "phases.png"
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    plot = ("--plot", str(picture)) if drawn else ()
+    sizes = ("--context", "16", "--context", "32", "--steps", "2", "--repeats", "1")
+    result = figures("phases", *sizes, *SMALL_POOL, *plot)
+    assert result["context"].keys() == {"16", "32"}
+    for row in result["context"].values():
+        assert row.keys() == {
+            "with_cache_ms",
+            "without_cache_ms",
+            "ratio",
+            "prefill_tok_s",
+            "decode_tok_s",
+            "prefill_product_share",
+            "prefill_bandwidth_share",
+            "decode_product_share",
+            "decode_bandwidth_share",
+        }
+        assert all(value > 0 for value in row.values())
+    assert result["product_kind"] in {"int8", "fp32"}
+    assert picture.exists() == drawn
+    if drawn:
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_matplotlib_is_refused_with_the_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    assert main(["bench", "phases", "--plot", str(tmp_path / "phases.png")]) == 1
+    assert "pip install 'kvstrata[plot]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("attention", "--heads", "5", "--kv-heads", "2"),
+            "--heads is 5, expected a multiple of --kv-heads (2)",
+        ),
+        (("linear", "--format", "Q9"), "--format is 'Q9'; choose one of Q4_1, Q8_0, Q4_0, Q4_K, Q6_K"),
+        (("phases", "--plot", "no/such/folder/x.png"), "in a folder that does not exist"),
+        (("phases", "--plot", "x.txt"), "--plot is 'x.txt'; give a file ending in .png, .svg, .pdf"),
+        (
+            ("control", "--tokens", "32", "--vllm-python", "no/such"),
+            "--vllm-python is 'no/such', which does not",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 1
+    assert message in capsys.readouterr().err
