@@ -1,8 +1,8 @@
 """kvstrata beside other engines on the same work, one after the other in one run.
 
 Each peer is a script that prints one JSON object with the figures of `kvstrata bench workload`. Prints a
-Markdown table: each figure of every engine, and kvstrata's as a multiple of the best peer's. Run it on an idle
-machine.
+Markdown table: each figure of every engine, and kvstrata's against the best peer's. The machine should
+be idle.
 
 Usage: python benchmarks/peers.py MODEL.gguf [--sequences 1,8,32] [NAME=PYTHON:SCRIPT ...]
 """

@@ -181,3 +181,12 @@ def run_plan(toy: Toy, plan) -> dict:  # type: ignore[no-untyped-def, type-arg]
             return results
         step()
     raise AssertionError("the engine does not come to rest")
+
+
+def test_without_prefix_caching_nobody_waits_for_a_leader() -> None:
+    toy = make_toy(prefix_caching=False, token_budget=16)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    for n in range(2):
+        toy.engine.add_request(str(n), list(range(1, 9)), params)
+    toy.step()
+    assert len(toy.engine.scheduler.running) == 2

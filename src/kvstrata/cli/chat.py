@@ -116,8 +116,11 @@ def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams, *,
 
 @contextmanager
 def _interrupts() -> Iterator[threading.Event]:
-    """Note Ctrl-C instead of raising in the middle of a step."""
+    """Note Ctrl-C, which stops the answer and not the conversation; over a pipe it ends the program."""
     event = threading.Event()
+    if not sys.stdin.isatty():
+        yield event
+        return
     before = signal.signal(signal.SIGINT, lambda *_: event.set())
     try:
         yield event

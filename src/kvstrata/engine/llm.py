@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Set
 from types import TracebackType
 from typing import Any
 
@@ -165,17 +165,12 @@ class LLM:
         try:
             for (text, tokens), own in zip(texts, params, strict=True):
                 ids.append(self._submit(text, tokens, own, arrival, options))
+            collecting = set(ids)
             while len(results) < len(ids):
-                self._pump()
-                for request_id in ids:
-                    inbox = self._inboxes.get(request_id)
-                    if inbox and inbox[-1].result is not None:
-                        results[request_id] = inbox[-1].result
-                        del self._inboxes[request_id]
-                        if progress is not None:
-                            progress(len(results), len(ids))
-                    elif inbox:
-                        inbox.clear()
+                for delta in self._pump(collecting):
+                    results[delta.request_id] = delta.result  # type: ignore[assignment]
+                    if progress is not None:
+                        progress(len(results), len(ids))
         finally:
             for request_id in ids:
                 self._forget(request_id)
@@ -208,12 +203,19 @@ class LLM:
         finally:
             self._forget(request_id)
 
-    def _pump(self) -> None:
-        """Advance the engine a step and sort what is new to its readers."""
+    def _pump(self, collecting: Set[str] = frozenset()) -> list[Delta]:
+        """Advance the engine a step and sort what is new to its readers.
+
+        Of the requests in `collecting` only the last deltas are kept, and returned.
+        """
+        last: list[Delta] = []
         for delta in self.engine.step():
-            inbox = self._inboxes.get(delta.request_id)
-            if inbox is not None:
+            if delta.request_id in collecting:
+                if delta.result is not None:
+                    last.append(delta)
+            elif (inbox := self._inboxes.get(delta.request_id)) is not None:
                 inbox.append(delta)
+        return last
 
     def _forget(self, request_id: str) -> None:
         if self._inboxes.pop(request_id, None) is not None:

@@ -174,7 +174,7 @@ class Scheduler:
 
         The last, so that a follower is looked at once a leader and not once a block of the leader's.
         """
-        if not sequence.request.takes_hits:
+        if not (sequence.request.takes_hits and self.cache.prefix_caching):
             return None
         first_missing = hit // self.cache.block_size
         matchable = (sequence.num_tokens - 1) // self.cache.block_size
