@@ -8,9 +8,10 @@
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
-// Where a token lies: its block and the offset in it.
+// Where a token lies: its block, the offset in it, and the bytes of the block's first vector of that offset.
 struct Place {
   const uint8_t* block;
+  const uint8_t* token;  // block + offset * token_stride
   int32_t offset;
 };
 
@@ -21,8 +22,7 @@ struct Plain {
   using Row = const T*;
 
   static KVSTRATA_INLINE Row row(const KvView& kv, Place place, Part part, int head) {
-    return reinterpret_cast<const T*>(place.block + part * kv.part_stride + head * kv.head_stride +
-                                      place.offset * kv.token_stride);
+    return reinterpret_cast<const T*>(place.token + part * kv.part_stride + head * kv.head_stride);
   }
   static KVSTRATA_INLINE F16 load(Row row, int d) { return KVSTRATA_ISA::load(row + d); }
   static inline F16 load_first(Row row, int d, int n) {
@@ -32,9 +32,12 @@ struct Plain {
   }
   // Into the second level: there the machine keeps far more reads in flight than its first level has buffers
   // for (measured: 18 GB/s a core against 11).
+  template <int D>
   static KVSTRATA_INLINE void prefetch(Row row, int head_dim) {
     const char* p = reinterpret_cast<const char*>(row);
-    for (int i = 0; i < head_dim * static_cast<int>(sizeof(T)); i += 64) __builtin_prefetch(p + i, 0, 2);
+    const int bytes = (D > 0 ? D : head_dim) * static_cast<int>(sizeof(T));
+#pragma GCC unroll 8
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
   }
 };
 
@@ -54,7 +57,8 @@ inline void find_places(const AttentionArgs& args, int sequence, int tile, int l
   int offset = position % size;
   for (int j = lo; j < hi; ++index, offset = 0) {
     const uint8_t* block = args.kv.base + table[index] * args.kv.block_stride;
-    for (; offset < size && j < hi; ++offset, ++j) places[j] = {block, offset};
+    const uint8_t* token = block + offset * args.kv.token_stride;
+    for (; offset < size && j < hi; ++offset, ++j, token += args.kv.token_stride) places[j] = {block, token, offset};
   }
 }
 

@@ -88,8 +88,7 @@ inline void direct_scores(const AttentionArgs& args, const Place* places, const 
     for (int j = begin; j < end; ++j) {
       const typename Format::Row row = Format::row(args.kv, places[j], kKey, head);
       if (j >= upcoming.lo && j < upcoming.hi) {
-        Format::prefetch(Format::row(args.kv, upcoming.places[j], kKey, head), args.head_dim);
-        Format::prefetch(Format::row(args.kv, upcoming.places[j], kValue, head), args.head_dim);
+        Format::template prefetch<D>(Format::row(args.kv, upcoming.places[j], kKey, head), args.head_dim);
       }
       F16 sum[R];
       const F16 first = load_part<Format, D>(row, 0, args.head_dim);
@@ -110,6 +109,7 @@ struct TileValues {
   const float* values;
   int head_dim;
 
+  KVSTRATA_INLINE void prefetch(int) const {}
   KVSTRATA_INLINE const float* row(int j) const { return values + j * head_dim; }
   KVSTRATA_INLINE F16 load(const float* row, int d) const { return KVSTRATA_ISA::load(row + d); }
 };
@@ -119,8 +119,15 @@ template <class Format, int D>
 struct DirectValues {
   const KvView& kv;
   const Place* places;
+  const Upcoming& upcoming;
   int head;
   int head_dim;
+
+  KVSTRATA_INLINE void prefetch(int j) const {
+    if (j >= upcoming.lo && j < upcoming.hi) {
+      Format::template prefetch<D>(Format::row(kv, upcoming.places[j], kValue, head), head_dim);
+    }
+  }
 
   KVSTRATA_INLINE typename Format::Row row(int j) const { return Format::row(kv, places[j], kValue, head); }
   KVSTRATA_INLINE F16 load(typename Format::Row row, int d) const { return load_part<Format, D>(row, d, head_dim); }
@@ -130,12 +137,14 @@ struct DirectValues {
 template <class Source, int R, int C>
 KVSTRATA_INLINE void weigh_columns(const Source& source, const float* weights, int begin, int end, int d,
                                    int dim, bool fresh, float* sums) {
+  const bool first = d == 0;
   F16 sum[R][C];
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) sum[r][c] = fresh ? zero() : load(sums + r * dim + d + 16 * c);
   }
   for (int j = begin; j < end; ++j) {
     const auto row = source.row(j);
+    if (first) source.prefetch(j);
     for (int c = 0; c < C; ++c) {
       const F16 value = source.load(row, d + 16 * c);
       for (int r = 0; r < R; ++r) sum[r][c] = fma(set1(weights[r * kTile + j]), value, sum[r][c]);

@@ -1,9 +1,9 @@
 """Operators under `torch.ops.kvstrata`; `reference` is their specification in plain torch.
 
-Importing this package defines the operators and loads the native kernels where they were built. All are called
-through `torch.ops.kvstrata`, but attention through `prepare_attention`, which does a step's work that is the
-same for all layers once where the backend has such work. `written_order` is what the native kernels' bits are
-held to.
+Importing this package defines the operators and loads the native kernels where they were built. All are
+called through `torch.ops.kvstrata`, but attention through `prepare_attention`, which does a step's work that
+is the same for all layers once where the backend has such work. `written_order` is what the native kernels'
+bits are held to.
 """
 
 from __future__ import annotations

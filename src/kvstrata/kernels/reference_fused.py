@@ -51,10 +51,10 @@ def rope_write_kv(  # noqa: PLR0917 (the order of the operator's schema)
     """Normalise and rotate queries and keys, write keys and values to the pool, return the queries.
 
     qkv: float32 `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, a row's query heads, then its key
-    heads, then its value heads; num_kv_heads and head_dim are kv's. q_norm, k_norm: float32 `[head_dim]`, weights of an
-    RMSNorm of each head before RoPE, or None. cos, sin: float32 `[max_position, head_dim / 2]`, token i's row
-    being positions[i] (int64 `[num_tokens]`), or i where positions is None. slots, kv and layer as in
-    `write_kv`. Returns float32 `[num_tokens, num_heads, head_dim]`.
+    heads, then its value heads; num_kv_heads and head_dim are kv's. q_norm, k_norm: float32 `[head_dim]`,
+    weights of an RMSNorm of each head before RoPE, or None. cos, sin: float32 `[max_position, head_dim / 2]`,
+    token i's row being positions[i] (int64 `[num_tokens]`), or i where positions is None. slots, kv and layer
+    as in `write_kv`. Returns float32 `[num_tokens, num_heads, head_dim]`.
     """
     name = "rope_write_kv"
     expect_dtype(name, "qkv", qkv, torch.float32)

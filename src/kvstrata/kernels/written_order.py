@@ -63,7 +63,7 @@ def exp(x: Tensor) -> Tensor:
 def _lanes(x: Tensor) -> Tensor:
     """`[..., size]` as `[..., steps, 16]`, padded with +0."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % LANES))
-    return padded.reshape(*x.shape[:-1], -1, LANES)
+    return padded.reshape(*x.shape[:-1], padded.shape[-1] // LANES, LANES)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -91,12 +91,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     for step in range(steps.shape[-2]):
         lanes = fma(steps[..., step, :], steps[..., step, :], lanes)
     mean = tree(lanes) / torch.tensor(float(x.shape[-1]))
-    inverse = 1.0 / (mean + torch.tensor(eps, dtype=torch.float32)).sqrt()
+    # torch's float32 square root is not always rounded right; through float64 it is.
+    root = (mean + torch.tensor(eps, dtype=torch.float32)).double().sqrt().float()
+    inverse = 1.0 / root
     return x * inverse.unsqueeze(-1) * weight
 
 
 def gated_activation(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    """`gate / (1 + exp(-u)) * up`, where u is the gate, or for gelu_tanh 2 sqrt(2 / pi) (gate + 0.044715 gate^3)."""
+    """`gate / (1 + exp(-u)) * up`; u is the gate; for gelu_tanh 2 sqrt(2 / pi) (gate + 0.044715 gate^3)."""
     exponent = 0.0 - gate
     if kind == "gelu_tanh":
         one = torch.ones_like(gate)
@@ -140,9 +142,10 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, first: 
     """One query row of some heads over the positions `first` to the last of its KV head.
 
     query: `[num_heads, head_dim]`; keys, values: `[num_tokens, head_dim]` from position 0 on, as the pool
-    holds them. In each tile: m the largest score, p = exp(score - m), l their `lane_sum` with hidden ones as +0,
-    o the values folded from +0 in order by fused multiply-adds. The state (M, L, O), at first (-inf, 0, 0), takes
-    a tile by M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a), O = fma(o, b, O * a).
+    holds them. In each tile: m the largest score, p = exp(score - m), l their `lane_sum` with hidden ones as
+    +0, o the values folded from +0 in order by fused multiply-adds. The state (M, L, O), first (-inf, 0, 0),
+    takes a tile by M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a) and
+    O = fma(o, b, O * a).
     Returns O / L, `[num_heads, head_dim]`.
     """
     num_heads, head_dim = query.shape

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from kvstrata.cli.bench import paging, waste, workload
+from kvstrata.cli.bench import attention, paging, waste, workload
 
 
 def register(app: typer.Typer) -> None:
     """Declare the command and what it can measure."""
     bench = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
-    for measurement in (workload, paging, waste):
+    for measurement in (workload, attention, paging, waste):
         measurement.register(bench)
     app.add_typer(bench, name="bench")
