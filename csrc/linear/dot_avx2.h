@@ -6,7 +6,7 @@
 //   sixes    63 * 127 * 2 = 16002, widened at once
 #pragma once
 
-constexpr int kMaxRows = 4;
+constexpr int kMaxRows = rows_within_limit(4);
 constexpr int kMaxTiles = 1;
 
 struct Word {

@@ -4,7 +4,7 @@
 // the shift that made the codes unsigned is taken back by the accumulator's start.
 #pragma once
 
-constexpr int kMaxRows = 6;
+constexpr int kMaxRows = rows_within_limit(6);
 constexpr int kMaxTiles = 2;
 
 struct Word {

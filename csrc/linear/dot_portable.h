@@ -5,7 +5,7 @@
 
 #define KVSTRATA_FUNCTION __attribute__((noinline))
 
-constexpr int kMaxRows = 2;
+constexpr int kMaxRows = rows_within_limit(2);
 constexpr int kMaxTiles = 1;
 
 struct Word {

@@ -17,6 +17,14 @@ struct Sixes {
   static constexpr int kSpans = 2;
 };
 
+// Sanitized code takes minutes to compile for each number of rows; two of them stand for all.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kRowsLimit = 2;
+#else
+constexpr int kRowsLimit = 8;
+#endif
+constexpr int rows_within_limit(int rows) { return rows < kRowsLimit ? rows : kRowsLimit; }
+
 #if defined(KVSTRATA_ISA_AVX512)
 #include "linear/dot_avx512.h"
 #elif defined(KVSTRATA_ISA_AVX2)
