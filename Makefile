@@ -28,11 +28,12 @@ VENV_PYTHON := $(VENV)/bin/python
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 STAMPS := $(VENV)/.stamps
-LINTED := src tests benchmarks scripts
+LINTED := src tests benchmarks scripts setup.py
+KERNEL_SOURCES := $(shell find csrc -type f)
 
 export KVSTRATA_SCALE TORCH_SPEC TORCH_PIP_ARGS SMOLLM2_SPEC
 
-.PHONY: help demo test lint format bench bundle bundle-check lock clean
+.PHONY: help demo test test-portable lint format bench bundle bundle-check lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -51,6 +52,9 @@ lint: $(STAMPS)/dev ## ruff and mypy --strict
 format: $(STAMPS)/dev ## Let ruff format and mend what it can
 	$(VENV)/bin/ruff check --fix $(LINTED)
 	$(VENV)/bin/ruff format $(LINTED)
+
+test-portable: $(STAMPS)/test $(STAMPS)/smollm2 ## The kernels' tests on the portable path, without AVX
+	KVSTRATA_KERNELS=portable $(VENV_PYTHON) -m pytest tests/kernels tests/models/test_decoder.py
 
 bench: $(STAMPS)/test $(STAMPS)/smollm2 $(STAMPS)/gemma ## Long checks at full size, then the tables of the docs
 	KVSTRATA_SCALE=1 $(VENV_PYTHON) -m pytest -m slow $(PYTEST_ARGS)
@@ -79,9 +83,10 @@ $(STAMPS)/torch: Makefile $(STAMPS)/venv
 	$(PIP) install --quiet $(TORCH_PIP_ARGS) '$(TORCH_SPEC)'
 	touch $@
 
-$(STAMPS)/package: pyproject.toml $(CONSTRAINTS) $(STAMPS)/torch
-	$(PIP_INSTALL) setuptools wheel
-	$(PIP_INSTALL) --no-build-isolation --editable .
+# The native kernels are compiled here, against the torch just installed; ninja compiles on all cores.
+$(STAMPS)/package: pyproject.toml setup.py $(KERNEL_SOURCES) $(CONSTRAINTS) $(STAMPS)/torch
+	$(PIP_INSTALL) setuptools wheel ninja
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PIP_INSTALL) --no-build-isolation --editable .
 	touch $@
 
 $(STAMPS)/test: $(STAMPS)/package

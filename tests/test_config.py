@@ -1,6 +1,7 @@
 """Settings: what is right passes, what is wrong is named with its value and what would do."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,13 @@ def test_sizes_that_are_none_name_the_field(text: str | int) -> None:
         ({"threads": 0}, "threads is 0"),
         ({"kv_memory": "lots"}, "kv_memory is 'lots'; give a size such as 4GiB"),
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"),
+        ({"threads": 10**11}, "threads is 100000000000; it must be a whole number from 1 to 1024"),
+        ({"ttl": 10**400}, "ttl is 1000"),
+        ({"kv_memory": "9" * 500}, "kv_memory is '999"),
+        ({"model": 5}, "model is 5; it must be text"),
+        ({"model": ""}, "model is ''; it must be text"),
+        ({"chat_template": b"x"}, "chat_template is b'x'; it must be text"),
+        ({"prefix_caching": "no"}, "prefix_caching is 'no'; it must be True or False"),
     ],
 )
 def test_engine_settings(settings: dict[str, object], message: str) -> None:
@@ -73,6 +81,13 @@ def test_an_unknown_setting_lists_the_known_ones() -> None:
         ({"presence_penalty": 3}, "presence_penalty is 3"),
         ({"logprobs": -1}, "logprobs is -1"),
         ({"seed": -1}, "seed is -1"),
+        ({"temperature": 10**400}, "temperature is 1000"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty is 1e-300; it must be a number from 0.01"),
+        ({"stop": 5}, "stop is 5"),
+        ({"stop_token_ids": 5}, "stop_token_ids is 5; it must be a list of token ids"),
+        ({"stop_token_ids": [2**70]}, "stop_token_ids is"),
+        ({"ignore_eos": "false"}, "ignore_eos is 'false'; it must be True or False"),
+        ({"skip_special_tokens": None}, "skip_special_tokens is None"),
     ],
 )
 def test_sampling_settings(settings: dict[str, object], message: str) -> None:
@@ -86,11 +101,20 @@ def test_sampling_settings(settings: dict[str, object], message: str) -> None:
         ({"priority": 1.5}, "priority is 1.5"),
         ({"ttl": 0}, "ttl is 0"),
         ({"cache_salt": 5}, "cache_salt is 5"),
+        ({"cache_salt": "\ud800"}, "cache_salt is .*; it must be valid text"),
     ],
 )
 def test_request_options(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RequestOptions(**settings)  # type: ignore[arg-type]
+
+
+def test_no_stop_tokens_can_be_told_by_none() -> None:
+    assert SamplingParams(stop_token_ids=None).stop_token_ids == ()  # type: ignore[arg-type]
+
+
+def test_a_model_can_be_given_as_a_path() -> None:
+    assert EngineConfig(model=Path("folder") / "model.gguf").model == str(Path("folder") / "model.gguf")  # type: ignore[arg-type]
 
 
 def test_one_stop_text_or_several() -> None:

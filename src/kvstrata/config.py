@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any, Literal
 
 from kvstrata.errors import ConfigError
@@ -14,6 +16,7 @@ KV_DTYPES = ("fp32", "bf16", "fp16")
 WEIGHT_MODES = ("auto", "int8", "int4", "bf16", "fp32")
 POLICIES = ("lru", "fifo", "ttl")
 DEVICES = ("auto", "cpu", "cuda")
+MAX_THREADS = 1024  # each costs memory and a place among the processes; no machine gains from more
 
 _UNITS = {
     "": 1,
@@ -32,10 +35,10 @@ def parse_bytes(text: str | int, field_name: str) -> int:
         if text <= 0:
             raise ConfigError(f"{field_name} is {text}; it must be a positive number of bytes")
         return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([a-zA-Z]*)\s*", str(text), re.ASCII)
     if match is None or match[2].lower() not in _UNITS:
         raise ConfigError(f"{field_name} is {text!r}; give a size such as 4GiB, 512MiB or 1048576")
-    value = int(float(match[1]) * _UNITS[match[2].lower()])
+    value = int(Fraction(match[1]) * _UNITS[match[2].lower()])
     if value <= 0:
         raise ConfigError(f"{field_name} is {text!r}; it must be more than zero bytes")
     return value
@@ -51,7 +54,22 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)  # half a surrogate pair has no UTF-8
+
+
+def _check_flag(name: str, value: object) -> None:
+    _check(isinstance(value, bool), name, value, "it must be True or False")
+
+
+def _listed(value: object) -> tuple[Any, ...] | None:
+    """The entries of a list, of nothing at all, or None where it is no list (a text is none)."""
+    if value is None:
+        return ()
+    return None if isinstance(value, str | bytes) or not isinstance(value, Iterable) else tuple(value)
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
@@ -110,9 +128,16 @@ class EngineConfig:
         _check_int("block_size", self.block_size, 1, 4096)
         _check_int("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1_000_000)
-        for name in ("max_model_len", "threads"):
+        for name, high in (("max_model_len", 2**31 - 1), ("threads", MAX_THREADS)):
             if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 1)
+                _check_int(name, getattr(self, name), 1, high)
+        model: object = self.model
+        if isinstance(model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(model))
+        for name in ("model", "chat_template"):
+            value = getattr(self, name)
+            _check(value is None or (isinstance(value, str) and value != ""), name, value, "it must be text")
+        _check_flag("prefix_caching", self.prefix_caching)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
         if self.ttl is not None:
@@ -169,7 +194,7 @@ class SamplingParams:
         _check_number("top_p", self.top_p, 0, 1, above_low=True)
         _check_int("top_k", self.top_k, -1)
         _check_number("min_p", self.min_p, 0, 1)
-        _check_number("repetition_penalty", self.repetition_penalty, 0, 100, above_low=True)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
         if self.seed is not None:
@@ -180,21 +205,24 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 0, 100)
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+            _check_flag(name, getattr(self, name))
+        stops = (self.stop,) if isinstance(self.stop, str) else _listed(self.stop)
         _check(
-            len(stops) <= 16 and all(isinstance(s, str) and s for s in stops),
+            stops is not None and len(stops) <= 16 and all(isinstance(s, str) and s for s in stops),
             "stop",
             self.stop,
             "it must be one to sixteen texts, none of them empty",
         )
         object.__setattr__(self, "stop_strings", stops)
+        ids = _listed(self.stop_token_ids)
         _check(
-            all(_is_int(t) and t >= 0 for t in self.stop_token_ids),
+            ids is not None and all(_is_int(t) and 0 <= t < 2**31 for t in ids),
             "stop_token_ids",
             self.stop_token_ids,
             "it must be a list of token ids",
         )
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", ids)
 
     @property
     def greedy(self) -> bool:
@@ -218,7 +246,8 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         for name in ("cache_salt", "adapter", "user"):
-            _check(isinstance(getattr(self, name), str), name, getattr(self, name), "it must be text")
+            value = getattr(self, name)
+            _check(isinstance(value, str) and _is_unicode(value), name, value, "it must be valid text")
         _check_int("priority", self.priority, -(2**31), 2**31 - 1)
         if self.ttl is not None:
             _check_number("ttl", self.ttl, 0, 1e12, above_low=True)

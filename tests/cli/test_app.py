@@ -161,3 +161,19 @@ def test_python_dash_m_tells_the_version():
         env=os.environ,
     )
     assert result.stdout == f"kvstrata {kvstrata.__version__}\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_without_standard_streams_still_runs(closed):
+    command = f"exec {sys.executable} -m kvstrata size smollm2 --json {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "internal error" not in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_behind_stdout_is_told_in_one_line():
+    command = f"exec {sys.executable} -m kvstrata size smollm2 --json > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: reading or writing failed: No space left on device\n"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from kvstrata import LLM, RequestOptions, SamplingParams
 from kvstrata.errors import ConfigError, ModelError, RequestError
@@ -46,6 +48,16 @@ def test_prompts_in_every_form_give_the_same_answer(llm: LLM) -> None:
     assert [r.prompt for r in results[:4]] == [text, None, text, None]
 
 
+def test_ids_may_come_from_arrays_tuples_and_generators(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The capital of France is")
+    lists = [tuple(ids), np.array(ids), torch.tensor(ids), list(np.array(ids)), iter(ids)]
+    results = [llm.generate(form, GREEDY)[0] for form in lists]
+    results += llm.generate((form for form in (ids, np.array(ids))), GREEDY)
+    results += llm.generate(np.array([ids, ids]), GREEDY)
+    assert len({tuple(r.outputs[0].token_ids) for r in results}) == 1
+    assert len(results) == len(lists) + 4
+
+
 def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     prompts = ["One two three", "Once upon a time there was", "x"]
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (9, 1, 5)]
@@ -84,6 +96,24 @@ def test_a_stream_that_is_closed_early_gives_its_blocks_back(llm: LLM) -> None:
     llm.generate("x", GREEDY)
 
 
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_a_stream_that_nobody_reads_is_aborted_with_it(llm: LLM, end: str) -> None:
+    stream = llm.stream("A very long story about", SamplingParams(max_tokens=500, ignore_eos=True))
+    if end == "close":
+        stream.close()
+    del stream
+    assert len(llm.engine.scheduler.waiting) == 0
+    llm.engine.step()
+
+
+def test_closing_the_model_ends_the_streams_that_are_being_read(llm: LLM) -> None:
+    reasons = []
+    for delta in llm.stream("A very long story about", SamplingParams(max_tokens=500, ignore_eos=True)):
+        reasons.append(delta.finish_reason)
+        llm.close()
+    assert reasons == [None, "abort"]
+
+
 def test_a_salt_is_a_wall(llm: LLM) -> None:
     text = "The quick brown fox jumps over the lazy dog and then it sleeps in the sun for a while. " * 3
     cached = [
@@ -120,6 +150,28 @@ def test_chat_turns_find_the_turns_before_them(llm: LLM) -> None:
         (lambda llm: llm.stream(), "either a prompt or messages"),
         (lambda llm: llm.generate([[1, 10**6]]), "token id 1000000"),
         (lambda llm: llm.generate("word " * 2000), "max_model_len"),
+        (lambda llm: llm.generate(None), "prompts is NoneType None; give text, token ids"),
+        (lambda llm: llm.generate(b"abc"), "prompts is bytes"),
+        (lambda llm: llm.generate({"a", "b"}), "prompts is set"),
+        (lambda llm: llm.generate([None]), "prompt is NoneType None"),
+        (lambda llm: llm.generate([1, None]), "prompt holds NoneType None; token ids are whole numbers"),
+        (lambda llm: llm.generate([[1.0]]), "prompt holds float 1.0"),
+        (lambda llm: llm.generate([[True]]), "prompt holds bool True"),
+        (lambda llm: llm.generate({"prompt": ["a"]}), "'prompt' is list"),
+        (lambda llm: llm.generate({"prompt_token_ids": 5}), "prompt_token_ids is int 5"),
+        (lambda llm: llm.stream(["a", "b"]), "prompt holds str 'a'"),
+        (lambda llm: llm.generate("a", {"max_tokens": 3}), "sampling_params is dict"),
+        (lambda llm: llm.generate("a", [None]), "sampling_params has NoneType None"),
+        (lambda llm: llm.stream("a", "greedy"), "sampling_params is str 'greedy'"),
+        (lambda llm: llm.generate("a", options={"priority": 1}), "options is dict"),
+        (lambda llm: llm.generate("a", progress=5), "progress is int 5"),
+        (lambda llm: llm.chat("hello"), "messages is str 'hello'"),
+        (lambda llm: llm.chat({"role": "user", "content": "x"}), "messages is dict"),
+        (lambda llm: llm.chat(None), "messages is NoneType None"),
+        (
+            lambda llm: llm.generate("a", SamplingParams(stop_token_ids=[10**6])),
+            "stop_token_ids has token id",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_line(llm: LLM, call, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -146,3 +198,7 @@ def test_settings_that_cannot_be_used(tmp_path: Path) -> None:
 def test_a_pool_too_small_for_one_block_says_what_would_do(smollm2_path: Path) -> None:
     with pytest.raises(ConfigError, match="kv_memory"):
         LLM(str(smollm2_path), kv_memory="1KiB")
+    with pytest.raises(ConfigError, match=r"kv_memory is \d+; the cpu has \d+ bytes"):
+        LLM(str(smollm2_path), kv_memory="900TiB", device="cpu")
+    with pytest.raises(ConfigError, match="give an EngineConfig"):
+        LLM(config=5)  # type: ignore[arg-type]

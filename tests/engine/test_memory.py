@@ -38,3 +38,11 @@ def test_a_cgroup_over_its_limit_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 def test_no_more_than_is_useful() -> None:
     assert memory.auto_pool_bytes(1 << 30, 1 << 20) == 1 << 20
     assert memory.auto_pool_bytes(1 << 30, 1 << 40) < 1 << 30
+
+
+def test_file_pages_that_can_go_are_no_use_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = cgroup(tmp_path, str(100 << 20), 90 << 20)
+    (folder / "memory.stat").write_text(f"anon 1000\ninactive_file {70 << 20}\nactive_file 5\n")
+    monkeypatch.setattr(memory, "_CGROUP", folder)
+    assert memory.available_bytes(CPU) == 80 << 20
+    assert memory.total_bytes(CPU) == 100 << 20

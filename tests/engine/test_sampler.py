@@ -127,3 +127,15 @@ def test_ranks_and_log_probabilities() -> None:
     assert [(r.token, r.rank) for r in listed] == [(1, 1), (2, 2)]
     [only] = rank_tokens(logits, [4], top=0)
     assert [(r.token, r.rank) for r in only] == [(4, 3)]
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-300, 5e-324])
+def test_the_smallest_temperature_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([[-3.0, 25.0, 20.0, -40.0]])
+    assert sample(logits, [item(SamplingParams(temperature=temperature))]) == [1]
+
+
+def test_a_stop_token_past_the_models_head_bans_nothing() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0])
+    banned = adjust(logits, item(SamplingParams(min_tokens=1), stop=(1, 3)))
+    assert banned.tolist() == [1.0, -math.inf, 2.0]

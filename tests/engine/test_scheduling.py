@@ -112,3 +112,32 @@ def test_many_followers_of_one_leader_do_not_hold_up_others() -> None:
     order = finishing_order(toy)
     assert len(order) == 11
     assert order[0] == "other"
+
+
+def test_a_cold_prefix_is_computed_once_however_many_share_it() -> None:
+    toy = make_toy(blocks=600, block_size=4, token_budget=16, max_num_seqs=200)
+    prefix = [1 + i % 90 for i in range(400)]
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    for n in range(90):
+        toy.engine.add_request(f"r{n}", [*prefix, 1 + n], params)
+    toy.run()
+    assert toy.model.tokens_computed == 400 + 90
+    toy.assert_idle()
+
+
+def test_a_step_looks_at_few_of_those_who_wait() -> None:
+    toy = make_toy(max_num_seqs=4)
+    looked_at = 0
+    match = toy.cache.match
+
+    def counting(*args: object) -> int:
+        nonlocal looked_at
+        looked_at += 1
+        return match(*args)  # type: ignore[arg-type]
+
+    for n in range(1000):
+        add(toy, f"r{n}", 3, user=f"user{n % 7}")
+    toy.cache.match = counting  # type: ignore[method-assign]
+    for _ in range(10):
+        toy.engine.step()
+    assert looked_at <= 10 * 5

@@ -74,12 +74,13 @@ def test_layers_are_placed_in_their_groups_in_order() -> None:
 
 def test_weights_lie_in_memory_once() -> None:
     source = MemorySource()
-    assert Decoder.load(source, device=CPU).weights_nbytes() == source.nbytes()
+    assert Decoder.load(source, weights="fp32", device=CPU).weights_nbytes() == source.nbytes()
 
 
 def test_bf16_weights_take_half_and_give_nearly_the_same() -> None:
     source = MemorySource()
-    exact, half = Decoder.load(source, device=CPU), Decoder.load(source, weights="bf16", device=CPU)
+    exact = Decoder.load(source, weights="fp32", device=CPU)
+    half = Decoder.load(source, weights="bf16", device=CPU)
     assert half.weights_nbytes() < 0.52 * exact.weights_nbytes()
     ids = list(range(30))
     a, b = (PagedRun(decoder, [30]).step([ids])[0] for decoder in (exact, half))
@@ -89,13 +90,13 @@ def test_bf16_weights_take_half_and_give_nearly_the_same() -> None:
 
 def test_progress_counts_every_tensor_once() -> None:
     source, seen = MemorySource(), []
-    Decoder.load(source, device=CPU, progress=lambda done, total: seen.append((done, total)))
+    Decoder.load(source, weights="fp32", device=CPU, progress=lambda done, total: seen.append((done, total)))
     count = len(source.weights)
     assert seen == [(done, count) for done in range(1, count + 1)]
 
 
 def test_an_unknown_weight_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="weights is 'int7', expected one of fp32, bf16"):
+    with pytest.raises(ConfigError, match="weights is 'int7'; choose one of auto, int8, int4, fp32, bf16"):
         Decoder.load(MemorySource(), weights="int7", device=CPU)
 
 
@@ -103,7 +104,7 @@ def test_a_missing_tensor_is_named() -> None:
     source = MemorySource()
     del source.weights["layers.1.up.weight"]
     with pytest.raises(ModelError, match=r"tensor layers\.1\.up\.weight is missing"):
-        Decoder.load(source, device=CPU)
+        Decoder.load(source, weights="fp32", device=CPU)
 
 
 @pytest.mark.parametrize("name", ["layers.0.k.weight", "final_norm.weight"])
@@ -113,7 +114,7 @@ def test_a_tensor_of_another_shape_is_named(name: str) -> None:
     source.weights[name] = source.weights[name][:-1]
     wanted = f"tensor {name} has shape [{shape[0] - 1}"
     with pytest.raises(ModelError, match=re.escape(wanted)):
-        Decoder.load(source, device=CPU)
+        Decoder.load(source, weights="fp32", device=CPU)
 
 
 def test_only_the_rows_asked_for_get_logits() -> None:

@@ -150,7 +150,7 @@ def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with torch.no_grad():
         expected = model(ids.unsqueeze(0)).logits[0].log_softmax(-1)
     source = open_source(folder)
-    decoder = Decoder.load(source, device=torch.device("cpu"))
+    decoder = Decoder.load(source, weights="fp32", device=torch.device("cpu"))
     source.close()
     return decoder, ids.tolist(), expected
 

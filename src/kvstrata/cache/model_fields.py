@@ -143,6 +143,15 @@ class ModelFields:
             raise ModelError(f"{name} is {value!r}; it must be a whole number of at least zero")
         return value
 
+    def indices(self, name: str) -> tuple[int, ...]:
+        """Numbers of layers; none where the field is absent. Raises ModelError naming field and value."""
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(type(entry) is int for entry in value):
+            raise ModelError(f"{name} is {value!r}; it must be a list of layer numbers")
+        return tuple(value)
+
     def flag(self, name: str, default: bool = False) -> bool:
         """A truth value. Raises ModelError naming field and value."""
         value = self.values.get(name)

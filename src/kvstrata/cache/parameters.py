@@ -129,9 +129,9 @@ def _stated_dtype(config: Mapping[str, Any]) -> str:
     fields = model_fields(config)
     quantization = fields.values.get("quantization_config")
     if isinstance(quantization, Mapping):
-        method = quantization.get("quant_method")
+        method = str(quantization.get("quant_method"))
         if method in WEIGHT_BITS:
-            return str(method)
+            return method
         if quantization.get("bits") in (4, 8):
             return f"int{quantization['bits']}"
     return CONFIG_DTYPES.get(str(fields.values.get("dtype")), "bf16")
@@ -223,5 +223,5 @@ def _mlp(fields: ModelFields, traits: Traits, index: int) -> tuple[int, int]:
 def _is_expert_layer(fields: ModelFields, index: int) -> bool:
     if index < fields.count("first_k_dense_replace"):
         return False
-    skipped = fields.values.get("mlp_only_layers") or ()
+    skipped = fields.indices("mlp_only_layers")
     return index not in skipped and (index + 1) % fields.positive("decoder_sparse_step", 1) == 0

@@ -3,8 +3,8 @@
 A block is free (nobody's), held (in at least one block table, or pinned by a reader), or cached (in no
 table, but kept because its content can be found). `free + cached + held = total` at every moment.
 
-The memory comes from `torch.empty` and is not touched here, so a pool costs resident memory only for blocks
-that were written once; blocks that come back are used again first.
+The memory is not touched here, so a pool costs resident memory only for blocks that were written once; blocks
+that come back are used again first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from kvstrata.cache.formats import pool_dtype
-from kvstrata.cache.layout import ALIGNMENT, BlockLayout
+from kvstrata.cache.layout import BlockLayout
+from kvstrata.cache.memory import block_memory
 from kvstrata.errors import ConfigError, IntegrityError
 
 BlockIds = Sequence[int] | npt.NDArray[np.int64]
@@ -42,11 +43,9 @@ class BlockPool:
         self.layout = layout
         self.num_blocks = num_blocks
         stride = layout.stride_bytes
-        raw = torch.empty(num_blocks * stride + ALIGNMENT, dtype=torch.uint8, device=device)
-        base = -raw.data_ptr() % ALIGNMENT
-        aligned = raw[base : base + num_blocks * stride]
-        self._blocks = aligned.view(num_blocks, stride)
-        self.kv = _typed_view(aligned, layout, num_blocks, dtype)
+        memory = block_memory(num_blocks * stride, torch.device(device))
+        self._blocks = memory.view(num_blocks, stride)
+        self.kv = _typed_view(memory, layout, num_blocks, dtype)
         self.refs: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         self.pins: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         self.kept: npt.NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)

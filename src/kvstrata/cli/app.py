@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import kvstrata
-from kvstrata.cli.output import print_error, silence_stdout
+from kvstrata.cli.output import open_missing_streams, print_error, silence_stdout
 from kvstrata.errors import KVStrataError
 
 # Modules of this package, in the order in which --help shows their commands.
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv: arguments without the program's name; None takes those of the process. A user's mistake is one line
     on stderr; a traceback appears only with KVSTRATA_DEBUG=1.
     """
+    open_missing_streams()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a model may say what the terminal's encoding cannot
     try:
@@ -68,8 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KVStrataError as error:
         return _failed(error, str(error))
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno is None:
             return _failed(error, _internal(error))
+        if error.filename is None:  # a full disk behind stdout, say
+            silence_stdout()
+            return _failed(error, f"reading or writing failed: {error.strerror}")
         return _failed(error, f"{error.filename}: {error.strerror}")
     except Exception as error:
         return _failed(error, _internal(error))

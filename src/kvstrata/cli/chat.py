@@ -42,7 +42,7 @@ def chat(
     Where stdin is no terminal, each of its lines is a turn.
     """
     llm = load(config)
-    messages = opening(system)
+    messages = opening(llm, system)
     turns: list[dict[str, Any]] = []
     if sys.stdin.isatty():
         stderr_console().print(_HELP, style="dim")
@@ -50,7 +50,7 @@ def chat(
         if line == "/exit":
             break
         if line == "/new":
-            messages = opening(system)
+            messages = opening(llm, system)
             continue
         messages.append({"role": "user", "content": line})
         try:

@@ -36,7 +36,7 @@ def demo(config: EngineConfig, json: JsonFlag = False) -> None:
     """Show the cache at work: the same long prompt, cold and then warm."""
     llm = load(config)
     greedy = SamplingParams(temperature=0.0, max_tokens=48)
-    hello = llm.chat([*opening(DEFAULT_SYSTEM), {"role": "user", "content": _CAPITAL}], greedy)[0]
+    hello = llm.chat([*opening(llm, DEFAULT_SYSTEM), {"role": "user", "content": _CAPITAL}], greedy)[0]
     handbook = files("kvstrata.cli").joinpath("demo_handbook.txt").read_text(encoding="utf-8")
     runs = [_ask(llm, handbook, question, greedy) for question in _QUESTIONS]
     if json:

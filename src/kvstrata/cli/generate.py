@@ -11,8 +11,10 @@ from kvstrata.cli.loading import load
 from kvstrata.cli.options import with_settings
 from kvstrata.cli.output import JsonFlag, emit_json, stderr_console
 from kvstrata.config import EngineConfig, SamplingParams
+from kvstrata.errors import RequestError
 
 if TYPE_CHECKING:
+    from kvstrata.engine.llm import LLM
     from kvstrata.engine.outputs import RequestOutput
 
 
@@ -24,9 +26,15 @@ SystemOption = Annotated[
 ]
 
 
-def opening(system: str) -> list[dict[str, str]]:
-    """The messages that a conversation begins with."""
-    return [{"role": "system", "content": system}] if system else []
+def opening(llm: LLM, system: str) -> list[dict[str, str]]:
+    """The messages that a conversation begins with; some templates refuse system messages, so not our own."""
+    messages = [{"role": "system", "content": system}] if system else []
+    if system == DEFAULT_SYSTEM:
+        try:
+            llm.loaded.chat_template.render([*messages, {"role": "user", "content": "?"}])
+        except RequestError:
+            return []
+    return messages
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +59,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     llm = load(config)
     if not raw and llm.loaded.chat_template.available:
-        messages = [*opening(system), {"role": "user", "content": text}]
+        messages = [*opening(llm, system), {"role": "user", "content": text}]
         deltas = llm.stream(messages=messages, sampling_params=params)
     else:
         deltas = llm.stream(text, params)

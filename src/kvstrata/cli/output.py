@@ -7,6 +7,7 @@ cases. Rich drops colours and cursor control by itself where the stream is no te
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -52,7 +53,18 @@ def print_error(message: str) -> None:
 
 def silence_stdout() -> None:
     """Send what is still buffered for a closed pipe to nowhere, so that the interpreter's exit is quiet."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError):  # not a file of the system's, as under a test
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def open_missing_streams() -> None:
+    """Put nothing in the place of standard streams that the process was started without (`>&-`).
+
+    Their numbers would otherwise go to the next files opened, and what is printed into these.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (for good)
 
 
 def _console(stderr: bool) -> Console:

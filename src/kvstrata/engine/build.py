@@ -17,7 +17,7 @@ from kvstrata.cache.sizing import split_blocks
 from kvstrata.config import EngineConfig
 from kvstrata.engine.engine import Engine, StepReport
 from kvstrata.engine.fingerprint import fingerprint
-from kvstrata.engine.memory import auto_pool_bytes, available_bytes
+from kvstrata.engine.memory import auto_pool_bytes, available_bytes, total_bytes
 from kvstrata.errors import ConfigError
 from kvstrata.models.chat import ChatTemplate
 from kvstrata.models.config import DecoderConfig
@@ -99,6 +99,7 @@ def build(
         max_num_seqs=config.max_num_seqs,
         token_budget=config.max_num_batched_tokens,
         device=device,
+        vocab_size=source.config.vocab_size,
         seed=config.seed,
         on_step=on_step,
     )
@@ -159,6 +160,11 @@ def _pool_size(
         )
     max_model_len = config.max_model_len or model.max_position
     if isinstance(config.kv_memory, int):
+        total = total_bytes(device)
+        if config.kv_memory > total:
+            raise ConfigError(
+                f"kv_memory is {config.kv_memory}; the {device.type} has {total} bytes: give less"
+            )
         return config.kv_memory, max_model_len
     blocks = -(-max_model_len // config.block_size) * config.max_num_seqs
     most_useful = sum(layout.stride_bytes for layout in layouts) * blocks

@@ -22,6 +22,7 @@ class Delivery:
         self._scheduler = scheduler
         self._eos_ids = eos_ids
         self._deltas: list[Delta] = []
+        self._finished: list[Request] = []
 
     @property
     def pending(self) -> bool:
@@ -32,6 +33,11 @@ class Delivery:
         """The deltas since the last call."""
         deltas, self._deltas = self._deltas, []
         return deltas
+
+    def take_finished(self) -> list[Request]:
+        """The requests whose last answer has ended since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
 
     def stop_ids(self, params: SamplingParams) -> frozenset[int]:
         """Tokens that end an answer under these parameters."""
@@ -91,6 +97,8 @@ class Delivery:
     def _emit(self, answer: Answer, text: str, token: int | None) -> None:
         request = answer.request
         with_logprobs = request.params.logprobs is not None
+        if request.finished:
+            self._finished.append(request)
         self._deltas.append(
             Delta(
                 request_id=request.request_id,

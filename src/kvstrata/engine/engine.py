@@ -39,7 +39,8 @@ class StepReport:
 class Engine:
     """Serves many requests at once over one model and one cache.
 
-    eos_ids: the model's end tokens. max_model_len: most tokens of a sequence. seed: makes the seeds given to
+    eos_ids: the model's end tokens. max_model_len: most tokens of a sequence. vocab_size: of the model, where
+    the tokenizer may know more tokens. seed: makes the seeds given to
     requests that bring none repeat. on_step: called with a report after each step.
     """
 
@@ -54,6 +55,7 @@ class Engine:
         max_num_seqs: int,
         token_budget: int,
         device: torch.device,
+        vocab_size: int | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_step: Callable[[StepReport], None] | None = None,
@@ -64,6 +66,7 @@ class Engine:
         self.scheduler = Scheduler(cache, max_num_seqs=max_num_seqs, token_budget=token_budget, clock=clock)
         self._runner = Runner(model, cache, device)
         self._tokenizer = tokenizer
+        self._vocab_size = min(tokenizer.vocab_size, vocab_size or tokenizer.vocab_size)
         self._max_num_seqs = max_num_seqs
         self._limit_by_model = max_model_len
         self._seeds = random.Random(seed)
@@ -117,10 +120,12 @@ class Engine:
             raise RequestError(f"request_id is {request_id!r}, which is being served; choose another")
         if length == 0:
             raise RequestError("prompt is empty; give at least one token")
-        vocab = self._tokenizer.vocab_size
-        for token in prompt_token_ids:
-            if not 0 <= token < vocab:
-                raise RequestError(f"prompt has token id {token}; ids of this model are 0 to {vocab - 1}")
+        for field, tokens in (("prompt", prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
+            wrong = next((token for token in tokens if not 0 <= token < self._vocab_size), None)
+            if wrong is not None:
+                raise RequestError(
+                    f"{field} has token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}"
+                )
         if params.n > self._max_num_seqs:
             raise RequestError(
                 f"n is {params.n}; at most {self._max_num_seqs} answers run at once: ask for fewer "
@@ -160,13 +165,19 @@ class Engine:
         begin = self._clock()
         works = self.scheduler.schedule()
         if works:
-            self._digest(works, self._runner.run(works))
-            self._depart()
+            try:
+                self._digest(works, self._runner.run(works))
+            except BaseException:
+                # Ctrl-C, memory, a defect: nobody else's answer may be lost or stuck half-way for it.
+                self.scheduler.take_back(works)
+                raise
+            finally:
+                self._depart()
             self._report(works, begin)
         return self._delivery.take()
 
     def _depart(self) -> None:
-        for request in [r for r in self._requests.values() if r.finished]:
+        for request in self._delivery.take_finished():
             del self._requests[request.request_id]
             self.scheduler.waiting.depart(request.options.user)
 
@@ -208,11 +219,13 @@ class Engine:
     def _fork_answers(self, first: Answer) -> list[Answer]:
         """The other answers of a request start from the prompt that the first has computed."""
         request = first.request
+        children = []
         for index in range(len(request.sequences), request.params.n):
             child = Answer(request, index, first.chain, AnswerText(self._tokenizer, request.params))
             self.scheduler.fork(first, child)
             request.sequences.append(child)
-        return request.sequences[1:] if not first.output_ids and first.index == 0 else []
+            children.append(child)
+        return children
 
     def _sample(self, answers: Sequence[Answer], logits: Tensor) -> None:
         tokens = sample(logits, [self._sample_input(answer) for answer in answers])

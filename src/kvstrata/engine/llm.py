@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,11 +13,17 @@ from kvstrata.config import EngineConfig, RequestOptions, SamplingParams
 from kvstrata.engine.build import build
 from kvstrata.engine.engine import StepReport
 from kvstrata.engine.outputs import Delta, RequestOutput
-from kvstrata.errors import RequestError
-
-# A prompt is text, token ids, or a mapping with `prompt` or `prompt_token_ids`, as vLLM takes them.
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Messages = Sequence[Mapping[str, Any]]
+from kvstrata.engine.prompts import (
+    Messages,
+    Prompt,
+    check_callback,
+    check_options,
+    conversations,
+    listed_prompts,
+    params_for,
+    text_and_ids,
+)
+from kvstrata.errors import ConfigError, RequestError
 
 
 class LLM:
@@ -43,7 +49,13 @@ class LLM:
         if config is None:
             config = EngineConfig.from_mapping({"model": model, **settings})
         elif settings or model is not None:
-            raise RequestError("give LLM either a config or settings, not both")
+            raise ConfigError("config is given beside settings; give LLM one of them")
+        if not isinstance(config, EngineConfig):
+            raise ConfigError(
+                f"config is a {type(config).__name__}; give an EngineConfig, or settings by name"
+            )
+        check_callback("on_step", on_step)
+        check_callback("progress", progress)
         self.config = config
         loaded = build(config, progress=progress, on_step=on_step)
         self.loaded = loaded
@@ -67,8 +79,7 @@ class LLM:
         Raises RequestError where a prompt can never be served; none is then.
         """
         arrival = time.perf_counter()
-        listed = _listed(prompts)
-        texts = [_text_and_ids(prompt, self._encode) for prompt in listed]
+        texts = [text_and_ids(prompt, self.tokenizer.encode) for prompt in listed_prompts(prompts)]
         return self._run(texts, sampling_params, arrival, progress, options)
 
     def chat(
@@ -84,8 +95,7 @@ class LLM:
         The other arguments, what is returned and what is raised: as for `generate`.
         """
         arrival = time.perf_counter()
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        texts = [self._rendered(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        texts = [self._rendered(conversation) for conversation in conversations(messages)]
         return self._run(texts, sampling_params, arrival, progress, options)
 
     def stream(
@@ -105,20 +115,26 @@ class LLM:
         if (prompt is None) == (messages is None):
             raise RequestError("give stream either a prompt or messages")
         text, ids = (
-            _text_and_ids(prompt, self._encode) if prompt is not None else self._rendered(messages or ())
+            text_and_ids(prompt, self.tokenizer.encode)
+            if prompt is not None
+            else self._rendered(messages or ())
         )
-        params = sampling_params or SamplingParams()
+        [params] = params_for(sampling_params, 1)
+        check_options(options)
         request_id = self._submit(text, ids, params, arrival, options)
-        return self._deltas(request_id)
+        deltas = self._deltas(request_id)
+        next(deltas)  # into its `try`: from here on, closing or dropping it aborts the request, read or not
+        return deltas
 
     def abort(self, request_id: str) -> bool:
         """End a request where it stands; False if it is not being served."""
         return self.engine.abort(request_id)
 
     def close(self) -> None:
-        """Abort what is still being served."""
+        """Abort what is still being served; streams that are being read end with that."""
         for request_id in list(self._inboxes):
             self.engine.abort(request_id)
+        self._pump()
         self._inboxes.clear()
 
     def __enter__(self) -> LLM:
@@ -128,9 +144,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
 
     def _rendered(self, messages: Messages) -> tuple[str, list[int]]:
         text = self.loaded.chat_template.render(messages)
@@ -144,7 +157,9 @@ class LLM:
         progress: Callable[[int, int], None] | None,
         options: RequestOptions | None,
     ) -> list[RequestOutput]:
-        params = _params_for(sampling_params, len(texts))
+        params = params_for(sampling_params, len(texts))
+        check_options(options)
+        check_callback("progress", progress)
         ids: list[str] = []
         results: dict[str, RequestOutput] = {}
         try:
@@ -180,15 +195,16 @@ class LLM:
         return request_id
 
     def _deltas(self, request_id: str) -> Generator[Delta]:
+        """The deltas of a request, after an empty one that only starts the generator."""
+        inbox = self._inboxes[request_id]
+        delta = Delta(request_id, index=0, text="", token_ids=[])
         try:
-            while True:
-                inbox = self._inboxes[request_id]
+            while delta.result is None:
+                yield delta
                 while not inbox:
                     self._pump()
                 delta = inbox.popleft()
-                yield delta
-                if delta.result is not None:
-                    return
+            yield delta
         finally:
             self._forget(request_id)
 
@@ -202,33 +218,3 @@ class LLM:
     def _forget(self, request_id: str) -> None:
         if self._inboxes.pop(request_id, None) is not None:
             self.engine.abort(request_id)
-
-
-def _listed(prompts: Any) -> list[Any]:
-    """A list of prompts: one prompt is text, a mapping, or token ids."""
-    one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if one else list(prompts)
-
-
-def _text_and_ids(prompt: Any, encode: Callable[[str], list[int]]) -> tuple[str | None, list[int]]:
-    if isinstance(prompt, Mapping):
-        if "prompt_token_ids" in prompt:
-            return prompt.get("prompt"), list(prompt["prompt_token_ids"])
-        if "prompt" not in prompt:
-            raise RequestError(f"prompt has the keys {sorted(prompt)}; give 'prompt' or 'prompt_token_ids'")
-        prompt = prompt["prompt"]
-    if isinstance(prompt, str):
-        return prompt, encode(prompt)
-    return None, list(prompt)
-
-
-def _params_for(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(
-            f"sampling_params has {len(params)} entries for {count} prompts; give one for each"
-        )
-    return params

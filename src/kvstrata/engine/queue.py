@@ -8,25 +8,36 @@ idle time earns no credit.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+import heapq
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 
 from kvstrata.engine.request import Sequence
 
+_Class = tuple[int, bool]
+
 
 class WaitingQueue:
-    """Sequences that wait for a place: new ones, and preempted ones, which go first at their priority."""
+    """Sequences that wait for a place: new ones, and preempted ones, which go first at their priority.
+
+    They are kept in order, by class (priority, new or preempted) and user, so that a step looks at no more of
+    them than it needs, however many wait.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[Sequence, None] = {}
+        self._lines: dict[_Class, dict[str, list[Sequence]]] = {}  # each sorted by rank
+        self._length = 0
         self._served: Counter[str] = Counter()  # tokens, of users with work in the engine
         self._active: Counter[str] = Counter()  # requests a user has in the engine
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._length
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._waiting
+        line = self._lines.get(_class(sequence), {}).get(sequence.request.options.user, [])
+        place = bisect_left(line, sequence.rank, key=_rank)
+        return place < len(line) and line[place] is sequence
 
     def arrive(self, user: str) -> None:
         """A user's request enters the engine; called once a request."""
@@ -42,11 +53,22 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         """Add a sequence that waits."""
-        self._waiting[sequence] = None
+        users = self._lines.setdefault(_class(sequence), {})
+        insort(users.setdefault(sequence.request.options.user, []), sequence, key=_rank)
+        self._length += 1
 
     def discard(self, sequence: Sequence) -> None:
-        """Remove a sequence, if it waits."""
-        self._waiting.pop(sequence, None)
+        """Remove a sequence, if it waits; to be called before anything that its place depends on changes."""
+        if sequence not in self:
+            return
+        user, users = sequence.request.options.user, self._lines[_class(sequence)]
+        line = users[user]
+        del line[bisect_left(line, sequence.rank, key=_rank)]
+        self._length -= 1
+        if not line:
+            del users[user]
+            if not users:
+                del self._lines[_class(sequence)]
 
     def serve(self, user: str, tokens: int) -> None:
         """Count tokens computed for a user."""
@@ -54,21 +76,28 @@ class WaitingQueue:
             self._served[user] += tokens
 
     def in_order(self) -> Iterator[Sequence]:
-        """The waiting sequences, first to be served first; serving while iterating re-orders what is left."""
-        classes: defaultdict[tuple[int, bool], defaultdict[str, deque[Sequence]]] = defaultdict(
-            lambda: defaultdict(deque)
-        )
-        for sequence in sorted(self._waiting, key=lambda s: s.rank):
-            request = sequence.request
-            classes[request.options.priority, request.first_scheduled is None][request.options.user].append(
-                sequence
-            )
-        for key in sorted(classes):
-            users = classes[key]
-            while users:
-                user = min(users, key=lambda u: (self._served[u], users[u][0].rank))
-                first = users[user].popleft()
-                if not users[user]:
-                    del users[user]
-                if first in self._waiting:
-                    yield first
+        """The waiting sequences, first to be served first.
+
+        The one just given may be removed and its user served: that counts for those that are left.
+        """
+        for key in sorted(self._lines):
+            users = self._lines.get(key, {})
+            turns = [(self._served[user], line[0].rank, user, 0) for user, line in users.items()]
+            heapq.heapify(turns)
+            while turns:
+                _, _, user, place = heapq.heappop(turns)
+                line = users[user]
+                given = line[place]
+                yield given
+                if place < len(line) and line[place] is given:
+                    place += 1
+                if place < len(line):
+                    heapq.heappush(turns, (self._served[user], line[place].rank, user, place))
+
+
+def _class(sequence: Sequence) -> _Class:
+    return sequence.request.options.priority, sequence.request.first_scheduled is None
+
+
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.rank

@@ -69,7 +69,8 @@ class Sequence:
     """One answer in the making: its tokens, where its K and V are, and its text so far.
 
     chain: prompt and answer tokens with the keys of their full blocks, while not in the pool; in the pool
-    the cache sequence carries the same object.
+    the cache sequence carries the same object. waits_for: key of the block whose computation for another
+    sequence it waits for.
     """
 
     request: Request
@@ -78,6 +79,7 @@ class Sequence:
     text: AnswerText
     status: Status = Status.WAITING
     cache: CacheSequence | None = None
+    waits_for: bytes | None = None
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0

@@ -60,8 +60,9 @@ def adjust(logits: Tensor, item: SampleInput) -> Tensor:
         ids = torch.tensor(list(counts), device=logits.device)
         times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
         logits[ids] -= params.presence_penalty + params.frequency_penalty * times
-    if len(item.output_ids) < params.min_tokens and item.stop_ids:
-        logits[torch.tensor(sorted(item.stop_ids), device=logits.device)] = -torch.inf
+    banned = [token for token in item.stop_ids if token < len(logits)]  # a vocabulary may exceed the head
+    if len(item.output_ids) < params.min_tokens and banned:
+        logits[torch.tensor(banned, device=logits.device)] = -torch.inf
     return logits
 
 
@@ -70,7 +71,9 @@ def candidates(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor |
 
     temperature, then top_k, then top_p over what is left, then min_p. Ties are broken by the lower id.
     """
-    weights = torch.softmax(logits.double() / params.temperature, dim=-1)
+    # From the largest down: divided by a tiny temperature, the others become -inf, never it inf.
+    scaled = (logits.double() - logits.max()) / params.temperature
+    weights = torch.softmax(scaled, dim=-1)
     vocab = weights.shape[-1]
     top_k = params.top_k if 0 < params.top_k < vocab else vocab
     if top_k == vocab and params.top_p == 1.0 and params.min_p == 0.0:
@@ -78,7 +81,7 @@ def candidates(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor |
     head = top_k if top_k < vocab else min(_HEAD, vocab)
     while True:
         values, ids = _largest(weights, head)
-        # Cumulative sums go in order; a plain sum may be divided among threads, and so depend on their number.
+        # Cumulative sums go in order; a plain sum may be divided among threads and depend on them.
         whole = torch.cumsum(values if top_k < vocab else weights, 0)[-1]
         keep = _kept(values, params, float(whole))
         if keep < head or head >= top_k:

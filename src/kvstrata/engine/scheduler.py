@@ -6,8 +6,10 @@ and alone it fits, since longer requests were rejected on arrival), so that the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from kvstrata.cache.manager import KVCache
 from kvstrata.engine.queue import WaitingQueue
@@ -17,8 +19,6 @@ from kvstrata.engine.request import Sequence, Status
 LOGITS_CHUNK = 128
 # A long prompt leaves this much of the budget to those behind it: short ones need not wait for its end.
 _FIRST_SHARE = 0.75
-# Followers of a leader that are looked past in one step to find work for others.
-_MAX_SKIPS = 64
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,14 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.push(sequence)
 
+    def take_back(self, works: Iterable[Work]) -> None:
+        """Undo a step that broke off: what is left of its sequences is computed again."""
+        for work in works:
+            if work.sequence.status is Status.RUNNING:
+                self.preempt(work.sequence)
+        for sequence in [s for s in self.running if s.num_computed == s.num_tokens]:
+            self.preempt(sequence)  # forked in that step, and not sampled yet
+
     def finish(self, sequence: Sequence) -> None:
         """A sequence is done, wherever it stands; harmless when it already was."""
         if sequence.status is Status.RUNNING:
@@ -140,14 +148,17 @@ class Scheduler:
 
     def _admit(self, works: dict[Sequence, Work]) -> None:
         places = self._max_num_seqs - len(self.running) - sum(s.request.answers_to_fork for s in self.running)
-        skips = _MAX_SKIPS
         for sequence in self.waiting.in_order():
-            hit = self._hit(sequence)
-            if self._waits_for_leader(sequence, hit) and skips > 0:
-                skips -= 1
+            if self._left(works) <= 0 or places <= 0:
+                return
+            if sequence.waits_for in self._leaders:
                 continue  # others need not wait with it
+            hit = self._hit(sequence)
+            sequence.waits_for = self._led_by_another(sequence, hit)
+            if sequence.waits_for is not None:
+                continue
             needed = 1 + sequence.request.answers_to_fork
-            if self._left(works) <= 0 or places < needed or not self._open(sequence, hit):
+            if places < needed or not self._open(sequence, hit):
                 return
             places -= needed
             self._take(sequence, works)
@@ -158,13 +169,17 @@ class Scheduler:
             return 0
         return self.cache.match(sequence.chain, sequence.num_tokens - 1)
 
-    def _waits_for_leader(self, sequence: Sequence, hit: int) -> bool:
-        """Whether the first block it lacks is being computed for another sequence just now."""
+    def _led_by_another(self, sequence: Sequence, hit: int) -> bytes | None:
+        """The last of the blocks it lacks that are being computed for another sequence just now, if any.
+
+        The last, so that a follower is looked at once a leader and not once a block of the leader's.
+        """
         if not sequence.request.takes_hits:
-            return False
+            return None
         first_missing = hit // self.cache.block_size
         matchable = (sequence.num_tokens - 1) // self.cache.block_size
-        return first_missing < matchable and sequence.chain.keys[first_missing] in self._leaders
+        led = takewhile(self._leaders.__contains__, sequence.chain.keys[first_missing:matchable])
+        return next(iter(deque(led, maxlen=1)), None)
 
     def _open(self, sequence: Sequence, hit: int) -> bool:
         request = sequence.request

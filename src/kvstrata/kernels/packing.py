@@ -73,9 +73,9 @@ def pack(
 
     format: a GGML type name, or F32, F16, BF16; shape: `[out_features, in_features]`; data: uint8
     `[rows, bytes per row]`, read-only memory maps included; row_order: int64 `[out_features]`, packed row r
-    is data row `row_order[r]`. target `auto` keeps the file's bits where a packed format holds them (Q8_0, Q4_0,
-    Q4_1, Q5_0, Q4_K, Q6_K) and quantises to int8 with a scale per 32 inputs otherwise; `int8` and `int4` ask
-    for that many bits, by way of float32 where the file has others.
+    is data row `row_order[r]`. target `auto` keeps the file's bits where a packed format holds them (Q8_0,
+    Q4_0, Q4_1, Q5_0, Q4_K, Q6_K) and quantises to int8 with a scale per 32 inputs otherwise; `int8` and `int4`
+    ask for that many bits, by way of float32 where the file has others.
     Raises ValueError where data and shape do not fit together.
     """
     outputs, inputs = shape

@@ -45,6 +45,15 @@ class _GroupStep:
     attention: kernels.Attention
 
 
+@dataclass(frozen=True)
+class _Scene:
+    """What a step's layers have in common, by group and by kind of RoPE."""
+
+    groups: tuple[GroupBatch, ...]
+    attentions: tuple[kernels.Attention, ...]
+    rotations: dict[RopeConfig, Rotation]
+
+
 def placements(config: DecoderConfig) -> tuple[Placement, ...]:
     """Each layer's group and index in it, in layer order."""
     by_layer = {
@@ -107,34 +116,15 @@ class Decoder:
         hidden = self._weights.embedding(batch.token_ids)
         if config.embedding_scale != 1.0:
             hidden.mul_(config.embedding_scale)
-        attentions = [
-            kernels.prepare_attention(
-                group.kv, group.block_tables, batch.query_starts, batch.context_lens, window
-            )
-            for group, window in zip(batch.groups, self._windows, strict=True)
-        ]
-        end = int(batch.positions.max()) + 1
-        rotations: dict[RopeConfig, Rotation] = {
-            rope: table.at(batch.positions, end) for rope, table in self._ropes.items()
-        }
+        scene = self._scene(batch)
         layers = self._weights.layers
         normed = _rms_norm(hidden, layers[0].attn_norm, config.norm_eps)
         for index, layer in enumerate(layers):
-            place = self._placements[index]
-            attended = self._attend(
-                layer,
-                normed,
-                batch.groups[place.group],
-                place,
-                attentions[place.group],
-                rotations[config.layers[index].rope],
-            )
+            attended = self._attend(index, layer, normed, scene)
             last = index + 1 == len(layers)
             if last:  # from here on nothing is written to the pool: only the wanted rows go on
-                attended, hidden = (
-                    attended.index_select(0, batch.logit_rows),
-                    hidden.index_select(0, batch.logit_rows),
-                )
+                attended = attended.index_select(0, batch.logit_rows)
+                hidden = hidden.index_select(0, batch.logit_rows)
             out = self._normed(layer.o(attended), layer.post_attn_norm)
             normed = _add_rms_norm(hidden, out, layer.mlp_norm, config.norm_eps)
             out = layer.down(_gated_activation(layer.gate_up(normed), config.activation))
@@ -143,28 +133,36 @@ class Decoder:
             normed = _add_rms_norm(hidden, out, following, config.norm_eps)
         return self._weights.head(normed)
 
-    def _attend(
-        self,
-        layer: LayerWeights,
-        normed: Tensor,
-        group: GroupBatch,
-        place: Placement,
-        attention: kernels.Attention,
-        rotation: Rotation,
-    ) -> Tensor:
+    def _scene(self, batch: ForwardBatch) -> _Scene:
+        end = int(batch.positions.max()) + 1
+        return _Scene(
+            groups=batch.groups,
+            attentions=tuple(
+                kernels.prepare_attention(
+                    group.kv, group.block_tables, batch.query_starts, batch.context_lens, window
+                )
+                for group, window in zip(batch.groups, self._windows, strict=True)
+            ),
+            rotations={rope: table.at(batch.positions, end) for rope, table in self._ropes.items()},
+        )
+
+    def _attend(self, index: int, layer: LayerWeights, normed: Tensor, scene: _Scene) -> Tensor:
         """Write the layer's K and V, then attend; float32 `[num_tokens, num_heads * head_dim]`."""
+        config, place = self.config, self._placements[index]
+        group = scene.groups[place.group]
         query = _rope_write_kv(
             layer.qkv(normed),
             layer.q_norm,
             layer.k_norm,
-            self.config.norm_eps,
-            *rotation,
+            config.norm_eps,
+            *scene.rotations[config.layers[index].rope],
             None,
             group.slots,
             group.kv,
             place.index,
         )
-        return attention.attend(query, group.kv, place.index, self.config.attention_scale).flatten(1)
+        attention = scene.attentions[place.group]
+        return attention.attend(query, group.kv, place.index, config.attention_scale).flatten(1)
 
     def _normed(self, out: Tensor, weight: Tensor | None) -> Tensor:
         """The norm that some models put behind a block."""

@@ -1,4 +1,4 @@
-"""Products with weights and rows of embeddings, behind two seams: dense float weights, or packed quantised ones."""
+"""Products with weights and rows of embeddings: dense float weights, or packed quantised ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class DenseEmbedding:
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """Weights packed by `torch.ops.kvstrata.pack_weight`, their outputs end to end, each in a format of its own.
+    """Weights packed by `torch.ops.kvstrata.pack_weight`, outputs end to end, each in a format of its own.
 
     Activations are quantised to int8 for each token and group of 32 (see the operator `linear`).
     """

@@ -36,8 +36,10 @@ def locate(model: str | None) -> Path:
         return default_model()
     if model == GEMMA_NAME:
         return gemma_model()
-    path = Path(model).expanduser()
-    if path.exists():
+    path = Path(model)
+    with contextlib.suppress(RuntimeError):  # "~" without a home is a name like any other
+        path = path.expanduser()
+    if model and (path.is_file() or path.is_dir()):  # a pipe or device would block, or never end
         return path
     names = ", ".join((*DEFAULT_NAMES, GEMMA_NAME))
     raise ModelError(
