@@ -85,11 +85,13 @@ def measure(
 
     limits = Limits.measure(config.weights)
     work = Work.of(llm)
-    figures: dict[str, Any] = {}
     with progress_bar() as bar:
-        for context in bar.track(contexts, description="phases"):
-            spent = Spent(context, *_best(llm, meter, context, steps, repeats))
-            figures[str(context)] = row(work, limits, spent)
+        spent = [
+            Spent(context, *_best(llm, meter, context, steps, repeats))
+            for context in bar.track(contexts, description="phases")
+        ]
+    limits = limits.or_better(Limits.measure(config.weights))
+    figures = {str(each.context): row(work, limits, each) for each in spent}
     return {"context": figures, **limits.as_json(), "model": llm.loaded.path.name, "weights": config.weights}
 
 

@@ -15,7 +15,7 @@ from kvstrata.models.config import DecoderConfig
 from kvstrata.models.weight_modes import PACKED, resolve
 from kvstrata.models.weights import expected_shapes
 
-_REPEATS = 9
+_REPEATS = 15
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Limits:
         memory, product = ReadBandwidth(), ByteProduct() if packed else FloatProduct()
         read, multiply = alternately((memory.run, product.run), _REPEATS)
         return Limits(memory.rate(read), product.rate(multiply), "int8" if packed else "fp32")
+
+    def or_better(self, other: Limits) -> Limits:
+        """The higher of each limit, both of the same kind of product."""
+        return Limits(max(self.read, other.read), max(self.product, other.product), self.kind)
 
     def as_json(self) -> dict[str, Any]:
         """The limits by name."""
