@@ -33,7 +33,7 @@ KERNEL_SOURCES := $(shell find csrc -type f)
 
 export KVSTRATA_SCALE TORCH_SPEC TORCH_PIP_ARGS SMOLLM2_SPEC
 
-.PHONY: help demo test test-portable lint format bench bundle bundle-check lock clean
+.PHONY: help demo test test-portable sanitize lint format bench bundle bundle-check lock clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -55,6 +55,13 @@ format: $(STAMPS)/dev ## Let ruff format and mend what it can
 
 test-portable: $(STAMPS)/test $(STAMPS)/smollm2 ## The kernels' tests on the portable path, without AVX
 	KVSTRATA_KERNELS=portable $(VENV_PYTHON) -m pytest tests/kernels tests/models/test_decoder.py
+
+sanitize: $(STAMPS)/test ## The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	PATH="$(abspath $(VENV))/bin:$$PATH" KVSTRATA_SANITIZE=1 KVSTRATA_REQUIRE_NATIVE=1 \
+		$(VENV_PYTHON) setup.py --quiet build --build-base build/sanitize
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$$(echo build/sanitize/lib.*) \
+		$(VENV_PYTHON) -m pytest tests/kernels
 
 bench: $(STAMPS)/test $(STAMPS)/smollm2 $(STAMPS)/gemma ## Long checks at full size, then the tables of the docs
 	KVSTRATA_SCALE=1 $(VENV_PYTHON) -m pytest -m slow $(PYTEST_ARGS)
