@@ -121,8 +121,8 @@ class Engine:
         if length == 0:
             raise RequestError("prompt is empty; give at least one token")
         for field, tokens in (("prompt", prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
-            wrong = next((token for token in tokens if not 0 <= token < self._vocab_size), None)
-            if wrong is not None:
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+                wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
                 raise RequestError(
                     f"{field} has token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}"
                 )
