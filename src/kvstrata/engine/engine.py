@@ -121,7 +121,7 @@ class Engine:
         if length == 0:
             raise RequestError("prompt is empty; give at least one token")
         for field, tokens in (("prompt", prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
-            if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+            if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
                 wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
                 raise RequestError(
                     f"{field} has token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}"
