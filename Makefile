@@ -41,6 +41,9 @@ help: ## Show this list
 demo: $(STAMPS)/package $(STAMPS)/smollm2 ## Install, then a short tour on the default model
 	$(VENV)/bin/kvstrata demo
 
+# Idle threads sleep instead of spinning, so that tests do not crawl where other programs want the cores too.
+test test-portable: export OMP_WAIT_POLICY ?= PASSIVE
+
 test: $(STAMPS)/test $(STAMPS)/smollm2 $(STAMPS)/gemma ## The whole test suite, long checks at KVSTRATA_SCALE
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
