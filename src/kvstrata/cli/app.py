@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     on stderr; a traceback appears only with KVSTRATA_DEBUG=1.
     """
     open_missing_streams()
+    _spin_briefly()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a model may say what the terminal's encoding cannot
     try:
@@ -93,6 +94,16 @@ def _root(
     if context.invoked_subcommand is None:
         print(context.get_help(), file=sys.stderr)
         raise typer.Exit(EXIT_USAGE)
+
+
+def _spin_briefly() -> None:
+    """Have idle worker threads sleep soon; to be called before torch is imported.
+
+    By default they spin for milliseconds, and where other programs want the cores too, each step then waits
+    for threads that are not running. Spinning for less than a millisecond costs nothing on an idle machine.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
 def _internal(error: Exception) -> str:
