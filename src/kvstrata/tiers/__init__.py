@@ -1,0 +1,1 @@
+"""What lies below the pool: one protocol, and the places that speak it."""

@@ -1,0 +1,40 @@
+"""Tiers are named by URLs: `ram://?size=4GiB`, `disk:///path?size=64GiB&sync=batch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from kvstrata.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TierUrl:
+    """A tier's URL, taken apart. text: as given. options: of its query, each once."""
+
+    text: str
+    scheme: str
+    netloc: str
+    path: str
+    options: dict[str, str]
+
+    def reject_unknown(self, known: tuple[str, ...]) -> None:
+        """Raise ConfigError, naming the known ones, if an option is none of `known`."""
+        for name in self.options:
+            if name not in known:
+                raise ConfigError(
+                    f"tier {self.text!r} has option {name!r}; {self.scheme} takes {', '.join(known)}"
+                )
+
+
+def parse_tier_url(text: str) -> TierUrl:
+    """Take a URL apart. Raises ConfigError for what is none, or names an option twice or without value."""
+    parts = urlsplit(text) if isinstance(text, str) else None
+    if parts is None or not parts.scheme or "://" not in text:
+        raise ConfigError(f"tier {text!r} is no URL; give one such as ram://?size=4GiB")
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in options:
+            raise ConfigError(f"tier {text!r} has option {name!r} twice; give it once")
+        options[name] = value
+    return TierUrl(text, parts.scheme, parts.netloc, unquote(parts.path), options)
