@@ -4,6 +4,10 @@
 #include <array>
 #include <string>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include "dispatch.h"
 
 namespace kvstrata {
@@ -25,9 +29,20 @@ void use_instruction_set(const std::string& name) {
   TORCH_CHECK_VALUE(false, "instruction set ", name, " is none of portable, avx2, avx512");
 }
 
+// Activations of a prefill step are megabytes that come and go with each layer. glibc would give them back to the
+// system each time and take new pages, zeroed one fault after another.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  constexpr int kMiB = 1 << 20;
+  mallopt(M_MMAP_THRESHOLD, 32 * kMiB);
+  mallopt(M_TRIM_THRESHOLD, 256 * kMiB);
+#endif
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(kvstrata, m) {
+  m.def("keep_freed_memory() -> ()", keep_freed_memory);
   m.def("instruction_set() -> str", instruction_set);
   m.def("use_instruction_set(str name) -> ()", use_instruction_set);
 }

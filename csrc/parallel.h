@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <thread>
+#include <vector>
 
 namespace kvstrata {
 
 // How many threads are worth waking for `cost`, in the time of fused multiply-adds of 16 floats, and `items`.
 inline int64_t useful_threads(int64_t cost, int64_t items) {
-  constexpr int64_t kCostPerThread = 20000;  // several times what it takes to wake one
+  constexpr int64_t kCostPerThread = 8000;  // about what it takes to hand work to a thread that waits for it
   const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
   return std::max<int64_t>(1, std::min({threads, items, cost / kCostPerThread}));
 }
@@ -27,6 +29,91 @@ void for_each_item(int64_t items, int64_t threads, const Run& run) {
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; ++thread) {
       for (int64_t item = next.fetch_add(1); item < items; item = next.fetch_add(1)) run(thread, item);
+    }
+  });
+}
+
+// The same, but run(thread, item, next) is told which item its thread takes next, `items` if none: each claims one
+// ahead, so that it can fetch what that needs.
+template <class Run>
+void for_each_item_and_next(int64_t items, int64_t threads, const Run& run) {
+  std::atomic<int64_t> unclaimed{0};
+  for_each_item(std::min(items, threads), threads, [&](int64_t thread, int64_t) {
+    int64_t next = std::min(items, unclaimed.fetch_add(1));
+    while (next < items) {
+      const int64_t item = next;
+      next = std::min(items, unclaimed.fetch_add(1));
+      run(thread, item, next);
+    }
+  });
+}
+
+// Neighbouring items to one thread each, from its own end; who is done takes from the other end of another's. So each
+// thread reads memory front to back, and none waits for long.
+class Shares {
+ public:
+  Shares(int64_t items, int64_t threads) : spans_(static_cast<size_t>(threads)) {
+    for (int64_t t = 0; t < threads; ++t) {
+      spans_[static_cast<size_t>(t)].bounds = pack(items * t / threads, items * (t + 1) / threads);
+    }
+  }
+
+  // The next item for `thread`; -1 where none is left.
+  int64_t take(int64_t thread) {
+    const int64_t count = static_cast<int64_t>(spans_.size());
+    int64_t item = take(&spans_[static_cast<size_t>(thread)].bounds, true);
+    for (int64_t t = 1; item < 0 && t < count; ++t) {
+      item = take(&spans_[static_cast<size_t>((thread + t) % count)].bounds, false);
+    }
+    return item;
+  }
+
+ private:
+  struct alignas(64) Span {
+    std::atomic<uint64_t> bounds;
+  };
+
+  static uint64_t pack(int64_t begin, int64_t end) {
+    return static_cast<uint64_t>(begin) << 32 | static_cast<uint64_t>(end);
+  }
+  static int64_t take(std::atomic<uint64_t>* bounds, bool front) {
+    uint64_t seen = bounds->load();
+    while (true) {
+      const int64_t begin = static_cast<int64_t>(seen >> 32);
+      const int64_t end = static_cast<int64_t>(seen & 0xffffffffu);
+      if (begin >= end) return -1;
+      if (bounds->compare_exchange_weak(seen, front ? pack(begin + 1, end) : pack(begin, end - 1))) {
+        return front ? begin : end - 1;
+      }
+    }
+  }
+
+  std::vector<Span> spans_;
+};
+
+// Calls prepare(part) for each part once, then run(thread, item) for each item, in one go: nobody runs before all parts
+// are prepared. Fewer threads than asked for may come; what none of them has claimed is there for all.
+template <class Prepare, class Run>
+void prepare_and_run(int64_t parts, int64_t items, int64_t threads, const Prepare& prepare, const Run& run) {
+  if (threads <= 1) {
+    for (int64_t part = 0; part < parts; ++part) prepare(part);
+    for (int64_t item = 0; item < items; ++item) run(int64_t{0}, item);
+    return;
+  }
+  std::atomic<int64_t> claimed{0};
+  std::atomic<int64_t> prepared{0};
+  Shares shares(items, threads);
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = claimed.fetch_add(1); part < parts; part = claimed.fetch_add(1)) {
+      prepare(part);
+      prepared.fetch_add(1);
+    }
+    constexpr int kSpins = 2000;  // then another thread may need this core
+    for (int spins = 0; prepared.load() < parts; ++spins) {
+      if (spins > kSpins) std::this_thread::yield();
+    }
+    for (int64_t thread = begin; thread < end; ++thread) {
+      for (int64_t item = shares.take(thread); item >= 0; item = shares.take(thread)) run(thread, item);
     }
   });
 }

@@ -11,7 +11,7 @@
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
-// dim: head_dim padded to whole vectors.
+// dim: head_dim padded to whole vectors. query, out, max, sum: for one KV head after another.
 struct Scratch {
   float* keys;    // [4, dim, 16]
   float* values;  // [kTile, dim]
@@ -23,15 +23,11 @@ struct Scratch {
   float* tile;    // [kStrip, dim]
 };
 
-inline int padded_rows(const AttentionArgs& args, const AttentionItem& item) {
-  return (item.num_tokens * args.heads_per_kv + kStrip - 1) / kStrip * kStrip;
-}
-
 inline Scratch carve(const AttentionArgs& args, const AttentionItem& item, float* p) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(p);
   p += (64 - address % 64) % 64 / sizeof(float);
   const int64_t dim = padded_dim(args.head_dim);
-  const int64_t rows = padded_rows(args, item);
+  const int64_t rows = item.num_kv_heads * padded_rows(args.heads_per_kv, item);
   Scratch s;
   s.keys = p;
   s.values = s.keys + kTile * dim;
@@ -83,6 +79,17 @@ inline void visible_item(const AttentionArgs& args, const AttentionItem& item, i
   *lo = args.window > 0 ? item.first_position - args.window + 1 - start : 0;
   *lo = *lo < 0 ? 0 : *lo;
   *hi = last + 1 - start > kTile ? kTile : last + 1 - start;
+}
+
+// Where the tokens [lo, hi) of a tile lie that some row of an item sees.
+struct TilePlaces {
+  Place places[kTile];
+  int lo = 0;
+  int hi = 0;
+};
+inline void find_tile(const AttentionArgs& args, const AttentionItem& item, int tile, TilePlaces* found) {
+  visible_item(args, item, tile, &found->lo, &found->hi);
+  find_places(args, item.sequence, tile, found->lo, found->hi, found->places);
 }
 
 // Converts the tokens [lo, hi) of a tile: keys transposed to [4, dim, 16], values as they lie. Tokens of
@@ -161,32 +168,38 @@ inline void strip_values(const Source& source, const Visible& visible, int rows,
   }
 }
 
-inline const float* query_row(const AttentionArgs& args, const AttentionItem& item, int row) {
+inline const float* query_row(const AttentionArgs& args, const AttentionItem& item, int kv_head, int row) {
   const int64_t token = item.first_token + row / args.heads_per_kv;
-  const int64_t head = static_cast<int64_t>(item.kv_head) * args.heads_per_kv + row % args.heads_per_kv;
+  const int64_t head = static_cast<int64_t>(kv_head) * args.heads_per_kv + row % args.heads_per_kv;
   return args.query + token * args.query_token_stride + head * args.query_head_stride;
 }
 
 inline void begin_item(const AttentionArgs& args, const AttentionItem& item, const Scratch& scratch) {
   const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
-  const int padded = padded_rows(args, item);
-  for (int r = 0; r < padded; ++r) {
-    float* query = scratch.query + r * dim;
-    memset(query, 0, sizeof(float) * dim);
-    if (r < rows) memcpy(query, query_row(args, item, r), sizeof(float) * args.head_dim);
+  const int padded = padded_rows(args.heads_per_kv, item);
+  float* query = scratch.query;
+  for (int h = 0; h < item.num_kv_heads; ++h) {
+    for (int r = 0; r < padded; ++r, query += dim) {
+      memset(query, 0, sizeof(float) * dim);
+      if (r < rows) memcpy(query, query_row(args, item, item.kv_head + h, r), sizeof(float) * args.head_dim);
+    }
+  }
+  const int all = item.num_kv_heads * padded;
+  for (int r = 0; r < all; ++r) {
     scratch.max[r] = -INFINITY;
     scratch.sum[r] = 0.0f;
   }
-  memset(scratch.out, 0, sizeof(float) * padded * dim);
+  memset(scratch.out, 0, sizeof(float) * all * dim);
 }
 
-inline void write_rows(const AttentionArgs& args, const AttentionItem& item, const float* sum, const float* out) {
+inline void write_rows(const AttentionArgs& args, const AttentionItem& item, int kv_head, const float* sum,
+                       const float* out) {
   const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
   for (int r = 0; r < rows; ++r) {
     const int64_t token = item.first_token + r / args.heads_per_kv;
-    const int64_t head = static_cast<int64_t>(item.kv_head) * args.heads_per_kv + r % args.heads_per_kv;
+    const int64_t head = static_cast<int64_t>(kv_head) * args.heads_per_kv + r % args.heads_per_kv;
     float* target = args.out + (token * args.num_heads + head) * args.head_dim;
     const F16 total = set1(sum[r]);
     for (int d = 0; d < dim; d += 16) {
@@ -204,71 +217,85 @@ inline void write_partial(int first_row, int rows, int padded, int dim, const fl
   memcpy(partial + 2 * padded + first_row * dim, o, sizeof(float) * rows * dim);
 }
 
+// One tile for the rows of one KV head: scored, softened, weighed, and folded or left as a partial result.
 template <class Format, int D>
-void attend_item(const AttentionArgs& args, const AttentionItem& item, float* memory) {
+inline void attend_tile(const AttentionArgs& args, const AttentionItem& item, int tile, int head, const Place* places,
+                        const Upcoming& upcoming, const Scratch& scratch, float* partial) {
+  const int dim = D > 0 ? D : padded_dim(args.head_dim);
+  const int rows = item.num_tokens * args.heads_per_kv;
+  const int padded = padded_rows(args.heads_per_kv, item);
+  const bool direct = rows <= kDirectRows;
+  const int state = (head - item.kv_head) * padded;
+  for (int first = 0; first < rows; first += kStrip) {
+    const int count = rows - first < kStrip ? rows - first : kStrip;
+    const Visible visible = visible_rows(args, item, tile, first);
+    float m[kStrip] = {};
+    float l[kStrip] = {};
+    if (visible.any()) {
+      const float* query = scratch.query + (state + first) * dim;
+      if (direct) {
+        strip_direct_scores<Format, D>(args, places, upcoming, head, count, visible.lowest, visible.highest, query,
+                                       scratch.scores);
+      } else {
+        tile_scores<D>(query, count, scratch.keys, visible.lowest / 16, (visible.highest + 15) / 16, dim, args.scale,
+                       scratch.scores);
+      }
+      soften(visible, count, scratch.scores, m, l);
+      if (direct) {
+        const DirectValues<Format, D> source{args.kv, places, upcoming, head, args.head_dim};
+        strip_values<DirectValues<Format, D>, D>(source, visible, count, scratch.scores, dim, scratch.tile);
+      } else {
+        const TileValues source{scratch.values, dim};
+        strip_values<TileValues, D>(source, visible, count, scratch.scores, dim, scratch.tile);
+      }
+    }
+    if (item.folds) {
+      fold_tile(count, dim, m, l, scratch.tile, scratch.max + state + first, scratch.sum + state + first,
+                scratch.out + (state + first) * dim);
+    } else {
+      write_partial(first, count, padded, dim, m, l, scratch.tile, partial);
+    }
+  }
+}
+
+template <class Format, int D>
+void attend_item(const AttentionArgs& args, const AttentionItem& item, const AttentionItem* next, float* memory) {
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
   const Scratch scratch = carve(args, item, memory);
   const int rows = item.num_tokens * args.heads_per_kv;
-  const int padded = padded_rows(args, item);
+  const int padded = padded_rows(args.heads_per_kv, item);
   const bool direct = rows <= kDirectRows;
-  const int64_t partial_size = partial_floats(rows, dim);
   begin_item(args, item, scratch);
 
-  Place places[2][kTile];
-  int lo;
-  int hi;
-  visible_item(args, item, item.first_tile, &lo, &hi);
-  find_places(args, item.sequence, item.first_tile, lo, hi, places[item.first_tile & 1]);
+  TilePlaces places[2];
+  find_tile(args, item, item.first_tile, &places[0]);
   float* partial = item.partial < 0 ? nullptr : args.partials + item.partial;
   for (int tile = item.first_tile; tile < item.end_tile; ++tile) {
-    const Place* here = places[tile & 1];
-    int next_lo = 0;
-    int next_hi = 0;
+    const TilePlaces& here = places[(tile - item.first_tile) & 1];
+    TilePlaces& following = places[(tile - item.first_tile + 1) & 1];
+    int following_head = item.kv_head;
     if (tile + 1 < item.end_tile) {
-      Place* next = places[(tile + 1) & 1];
-      visible_item(args, item, tile + 1, &next_lo, &next_hi);
-      find_places(args, item.sequence, tile + 1, next_lo, next_hi, next);
+      find_tile(args, item, tile + 1, &following);
+    } else if (next != nullptr) {
+      find_tile(args, *next, next->first_tile, &following);
+      following_head = next->kv_head;
+    } else {
+      following.lo = following.hi = 0;
     }
-    const Upcoming upcoming{places[(tile + 1) & 1], next_lo, next_hi};
-    if (!direct) load_tile<Format, D>(args, here, item.kv_head, lo, hi, scratch);
-
-    for (int first = 0; first < rows; first += kStrip) {
-      const int count = rows - first < kStrip ? rows - first : kStrip;
-      const Visible visible = visible_rows(args, item, tile, first);
-      float m[kStrip] = {};
-      float l[kStrip] = {};
-      if (visible.any()) {
-        const float* query = scratch.query + first * dim;
-        if (direct) {
-          strip_direct_scores<Format, D>(args, here, upcoming, item.kv_head, count, visible.lowest, visible.highest,
-                                         query, scratch.scores);
-        } else {
-          tile_scores<D>(query, count, scratch.keys, visible.lowest / 16, (visible.highest + 15) / 16, dim,
-                         args.scale, scratch.scores);
-        }
-        soften(visible, count, scratch.scores, m, l);
-        if (direct) {
-          const DirectValues<Format, D> source{args.kv, here, upcoming, item.kv_head, args.head_dim};
-          strip_values<DirectValues<Format, D>, D>(source, visible, count, scratch.scores, dim, scratch.tile);
-        } else {
-          const TileValues source{scratch.values, dim};
-          strip_values<TileValues, D>(source, visible, count, scratch.scores, dim, scratch.tile);
-        }
-      }
-      if (item.folds) {
-        fold_tile(count, dim, m, l, scratch.tile, scratch.max + first, scratch.sum + first,
-                  scratch.out + first * dim);
-      } else {
-        write_partial(first, count, padded, dim, m, l, scratch.tile, partial);
-      }
+    for (int head = item.kv_head; head < item.kv_head + item.num_kv_heads; ++head) {
+      const bool last = head + 1 == item.kv_head + item.num_kv_heads;
+      const Upcoming upcoming = last ? Upcoming{following.places, following.lo, following.hi, following_head}
+                                     : Upcoming{here.places, here.lo, here.hi, head + 1};
+      if (!direct) load_tile<Format, D>(args, here.places, head, here.lo, here.hi, scratch);
+      attend_tile<Format, D>(args, item, tile, head, here.places, upcoming, scratch, partial);
     }
-    if (!item.folds) partial += partial_size;
-    lo = next_lo;
-    hi = next_hi;
+    if (!item.folds) partial += partial_floats(rows, dim);
   }
 
   if (item.partial < 0) {
-    write_rows(args, item, scratch.sum, scratch.out);
+    for (int h = 0; h < item.num_kv_heads; ++h) {
+      write_rows(args, item, item.kv_head + h, scratch.sum + h * padded, scratch.out + h * padded * dim);
+    }
   } else if (item.folds) {
     for (int first = 0; first < rows; first += kStrip) {
       const int count = rows - first < kStrip ? rows - first : kStrip;
@@ -279,33 +306,33 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, float* me
 }
 
 template <class Format>
-void attend_format(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+void attend_format(const AttentionArgs& args, const AttentionItem& item, const AttentionItem* next, float* scratch) {
 // Sanitized code takes minutes to compile for each head_dim; the form for any of them stands for all.
 #if (defined(KVSTRATA_ISA_AVX512) || defined(KVSTRATA_ISA_AVX2)) && !defined(__SANITIZE_ADDRESS__)
   switch (args.head_dim) {
     case 64:
-      return attend_item<Format, 64>(args, item, scratch);
+      return attend_item<Format, 64>(args, item, next, scratch);
     case 80:
-      return attend_item<Format, 80>(args, item, scratch);
+      return attend_item<Format, 80>(args, item, next, scratch);
     case 96:
-      return attend_item<Format, 96>(args, item, scratch);
+      return attend_item<Format, 96>(args, item, next, scratch);
     case 128:
-      return attend_item<Format, 128>(args, item, scratch);
+      return attend_item<Format, 128>(args, item, next, scratch);
     case 256:
-      return attend_item<Format, 256>(args, item, scratch);
+      return attend_item<Format, 256>(args, item, next, scratch);
   }
 #endif
-  attend_item<Format, 0>(args, item, scratch);
+  attend_item<Format, 0>(args, item, next, scratch);
 }
 
-void attend(const AttentionArgs& args, const AttentionItem& item, float* scratch) {
+void attend(const AttentionArgs& args, const AttentionItem& item, const AttentionItem* next, float* scratch) {
   switch (args.kv.type) {
     case KvType::float32:
-      return attend_format<Plain<float>>(args, item, scratch);
+      return attend_format<Plain<float>>(args, item, next, scratch);
     case KvType::bfloat16:
-      return attend_format<Plain<Bf16>>(args, item, scratch);
+      return attend_format<Plain<Bf16>>(args, item, next, scratch);
     case KvType::float16:
-      return attend_format<Plain<Fp16>>(args, item, scratch);
+      return attend_format<Plain<Fp16>>(args, item, next, scratch);
   }
 }
 
@@ -314,7 +341,7 @@ void fold(const AttentionArgs& args, const AttentionFold& fold) {
   const AttentionItem& item = fold.item;
   const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
-  const int padded = padded_rows(args, item);
+  const int padded = padded_rows(args.heads_per_kv, item);
   float* state = args.partials + item.partial;
   const float* partial = state;
   for (int i = 1; i < fold.count; ++i) {
@@ -325,7 +352,7 @@ void fold(const AttentionArgs& args, const AttentionFold& fold) {
                 state + first, state + padded + first, state + 2 * padded + first * dim);
     }
   }
-  write_rows(args, item, state + padded, state + 2 * padded);
+  write_rows(args, item, item.kv_head, state + padded, state + 2 * padded);
 }
 
 extern const AttentionKernels attention_kernels = {attend, fold};

@@ -26,7 +26,7 @@ struct KvView {
   KvType type;
 };
 
-// Row i * heads_per_kv + g of an item is query head kv_head * heads_per_kv + g of its i-th token.
+// Row i * heads_per_kv + g of an item's KV head h is query head h * heads_per_kv + g of its i-th token.
 struct AttentionArgs {
   KvView kv;
   const float* query;  // [num_tokens, num_heads, head_dim]
@@ -43,10 +43,12 @@ struct AttentionArgs {
   float* partials;  // memory of all partial results
 };
 
-// Some tokens of one sequence, all query heads of one KV head, a range of tiles.
+// Some tokens of one sequence, all query heads of some KV heads, a range of tiles. Only items that read K and V in
+// place and have all tiles take several KV heads: those of a tile lie side by side.
 struct AttentionItem {
   int32_t sequence;
-  int32_t kv_head;
+  int32_t kv_head;         // the first
+  int32_t num_kv_heads;
   int32_t first_token;     // in the query
   int32_t num_tokens;
   int32_t first_position;  // of first_token in its sequence
@@ -72,9 +74,13 @@ inline int64_t partial_floats(int64_t rows, int64_t head_dim) {
   return strips * kStrip * (2 + padded_dim(head_dim));
 }
 
-// Floats of scratch that an item of at most `rows` rows needs.
-inline int64_t scratch_floats(int64_t rows, int64_t head_dim) {
-  const int64_t padded = (rows + kStrip - 1) / kStrip * kStrip;
+// Rows of one KV head's state in scratch.
+inline int padded_rows(int heads_per_kv, const AttentionItem& item) {
+  return (item.num_tokens * heads_per_kv + kStrip - 1) / kStrip * kStrip;
+}
+
+// Floats of scratch that an item with at most `padded` rows of state needs.
+inline int64_t scratch_floats(int64_t padded, int64_t head_dim) {
   const int64_t dim = padded_dim(head_dim);
   return 2 * kTile * dim           // K and V of a tile
          + 2 * padded * dim        // queries, accumulators
@@ -84,7 +90,8 @@ inline int64_t scratch_floats(int64_t rows, int64_t head_dim) {
 }
 
 struct AttentionKernels {
-  void (*attend)(const AttentionArgs& args, const AttentionItem& item, float* scratch);
+  // next: the item that this thread takes after this one, whose first tile it may fetch; or null.
+  void (*attend)(const AttentionArgs& args, const AttentionItem& item, const AttentionItem* next, float* scratch);
   void (*fold)(const AttentionArgs& args, const AttentionFold& fold);
 };
 

@@ -92,8 +92,9 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
   float* memory = scratch.data_ptr<float>();
   args.partials = memory + threads * scratch_size;
   const AttentionKernels& kernels = KVSTRATA_PICK(attention_kernels);
-  for_each_item(num_items, threads, [&](int64_t thread, int64_t item) {
-    kernels.attend(args, plan.items[static_cast<size_t>(item)], memory + thread * scratch_size);
+  const AttentionItem* items = plan.items.data();
+  for_each_item_and_next(num_items, threads, [&](int64_t thread, int64_t item, int64_t next) {
+    kernels.attend(args, items[item], next < num_items ? items + next : nullptr, memory + thread * scratch_size);
   });
   for_each_item(static_cast<int64_t>(plan.folds.size()), plan.folds.empty() ? 1 : threads,
                 [&](int64_t, int64_t fold) { kernels.fold(args, plan.folds[static_cast<size_t>(fold)]); });

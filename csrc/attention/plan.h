@@ -11,7 +11,7 @@ struct AttentionPlan {
   std::vector<AttentionItem> items;  // dearest first
   std::vector<AttentionFold> folds;
   int64_t partial_floats = 0;
-  int64_t max_rows = 0;
+  int64_t max_rows = 0;  // of state in scratch
   int64_t cost = 0;  // in fused multiply-adds of 16 floats, roughly
 };
 

@@ -62,12 +62,13 @@ inline void tile_scores(const float* query, int rows, const float* keys, int fir
   }
 }
 
-// The tokens [lo, hi) of the tile to come, brought into the cache a row at a time between the products of this
-// one: all at once they would exceed what the machine can have in flight.
+// One KV head's tokens [lo, hi) of the tile to come, brought into the cache a row at a time between the products of
+// this one: all at once they would exceed what the machine can have in flight.
 struct Upcoming {
   const Place* places;
   int lo;
   int hi;
+  int head;
 };
 
 // scores [R, kTile] of R rows against the tokens [lo, hi) of a tile, keys read in place.
@@ -88,7 +89,7 @@ inline void direct_scores(const AttentionArgs& args, const Place* places, const 
     for (int j = begin; j < end; ++j) {
       const typename Format::Row row = Format::row(args.kv, places[j], kKey, head);
       if (j >= upcoming.lo && j < upcoming.hi) {
-        Format::template prefetch<D>(Format::row(args.kv, upcoming.places[j], kKey, head), args.head_dim);
+        Format::template prefetch<D>(Format::row(args.kv, upcoming.places[j], kKey, upcoming.head), args.head_dim);
       }
       F16 sum[R];
       const F16 first = load_part<Format, D>(row, 0, args.head_dim);
@@ -125,7 +126,7 @@ struct DirectValues {
 
   KVSTRATA_INLINE void prefetch(int j) const {
     if (j >= upcoming.lo && j < upcoming.hi) {
-      Format::template prefetch<D>(Format::row(kv, upcoming.places[j], kValue, head), head_dim);
+      Format::template prefetch<D>(Format::row(kv, upcoming.places[j], kValue, upcoming.head), head_dim);
     }
   }
 

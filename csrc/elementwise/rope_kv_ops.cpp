@@ -15,7 +15,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr int64_t kTokensPerItem = 8;
+constexpr int64_t kTokensPerItem = 4;
 
 uint8_t* place_of(const KvView& kv, int64_t slot) {
   const int64_t block = slot / kv.block_size;
@@ -37,10 +37,19 @@ const int64_t* checked_slots(const char* op, const at::Tensor& kv, const at::Ten
   return slot;
 }
 
+// Brings the lines that a token's K and V will be written to into the cache: they lie apart, and come from memory.
+void fetch_place(const KvView& kv, const uint8_t* place, int64_t heads, int64_t vector_bytes) {
+  for (int64_t head = 0; head < heads; ++head) {
+    for (const uint8_t* vector : {place + head * kv.head_stride, place + head * kv.head_stride + kv.part_stride}) {
+      for (int64_t i = 0; i < vector_bytes; i += 64) __builtin_prefetch(vector + i, 1, 3);
+    }
+  }
+}
+
 template <class Run>
 void for_each_token(int64_t num_tokens, int64_t floats_per_token, const Run& run) {
   const int64_t items = (num_tokens + kTokensPerItem - 1) / kTokensPerItem;
-  for_each_item(items, useful_threads(num_tokens * floats_per_token / 4, items), [&](int64_t, int64_t item) {
+  for_each_item(items, useful_threads(num_tokens * floats_per_token, items), [&](int64_t, int64_t item) {
     const int64_t end = std::min(num_tokens, (item + 1) * kTokensPerItem);
     for (int64_t token = item * kTokensPerItem; token < end; ++token) run(token);
   });
@@ -148,6 +157,8 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
   const float* rows = qkv.const_data_ptr<float>();
   float* queries = query.data_ptr<float>();
   for_each_token(tokens, qkv.size(1), [&](int64_t token) {
+    uint8_t* place = place_of(view, slot[token]);
+    fetch_place(view, place, kv_heads, dim * kv.element_size());
     const float* row = rows + token * qkv.stride(0);
     const int64_t angle = position == nullptr ? token : position[token];
     const float* c = cos.const_data_ptr<float>() + angle * cos.stride(0);
@@ -159,7 +170,6 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
     for (int64_t h = 0; h < heads; ++h) rotate(row + h * dim, query_weight, queries + (token * heads + h) * dim);
     thread_local std::vector<float> key;
     key.resize(static_cast<size_t>(dim));
-    uint8_t* place = place_of(view, slot[token]);
     for (int64_t h = 0; h < kv_heads; ++h) {
       uint8_t* target = place + h * view.head_stride;
       rotate(row + (heads + h) * dim, key_weight, key.data());

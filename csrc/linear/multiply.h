@@ -36,20 +36,31 @@ KVSTRATA_INLINE int32_t start_of(const QuantGroup& x, Half half) {
   return minus_sum * (1 << (Source::kShift < 0 ? 0 : Source::kShift));
 }
 
+// Which groups of the tiles to come a block of rows fetches: every `period`th from `phase` on, `ahead` bytes on.
+struct Fetch {
+  int64_t ahead;
+  int64_t period;
+  int64_t phase;
+};
+
 // kRows rows times kTiles tiles.
 template <class Source, int kRows, int kTiles>
 inline void block(const Source* source, const LinearTask& task, const QuantGroup* x, float* out,
-                  const int* outputs, bool fetch) {
+                  const int* outputs, const Fetch& fetch) {
   using Kind = typename Source::Kind;
   constexpr int kWords = 8 / Kind::kSpans;
   const int64_t stride = task.row_stride;
   F16 acc[kRows][kTiles];
   for (int r = 0; r < kRows; ++r) {
     for (int t = 0; t < kTiles; ++t) acc[r][t] = zero();
+    // Stores wait for their lines one after another; asked for now, those are there by the end.
+    for (int t = 0; t < kTiles; ++t) __builtin_prefetch(out + r * task.out_stride + t * kTileOutputs, 1);
   }
+  int64_t until_fetch = fetch.phase;
   for (int64_t group = 0; group < task.groups; ++group, ++x) {
-    if (fetch) {
-      for (int t = 0; t < kTiles; ++t) source[t].prefetch(group);
+    if (--until_fetch < 0) {
+      for (int t = 0; t < kTiles; ++t) source[t].prefetch(group, fetch.ahead);
+      until_fetch = fetch.period - 1;
     }
     unroll<Kind::kSpans>([&](auto half) KVSTRATA_LAMBDA {
       Dot<Kind> dot[kRows][kTiles];
@@ -101,14 +112,15 @@ inline void block(const Source* source, const LinearTask& task, const QuantGroup
 
 template <class Source, int kTiles, int kRows = kMaxRows>
 inline void block_of(int64_t rows, const Source* source, const LinearTask& task, const QuantGroup* x, float* out,
-                     const int* outputs, bool fetch) {
+                     const int* outputs, const Fetch& fetch) {
   if constexpr (kRows > 1) {
     if (rows < kRows) return block_of<Source, kTiles, kRows - 1>(rows, source, task, x, out, outputs, fetch);
   }
   block<Source, kRows, kTiles>(source, task, x, out, outputs, fetch);
 }
 
-// All rows times kTiles tiles, in blocks of rows as equal as they can be; the first one fetches the next tiles.
+// All rows times kTiles tiles, in blocks of rows as equal as they can be. Together they fetch the next tiles: in the
+// first block alone that would be more than memory gives in its time.
 template <class Source, int kTiles>
 inline void all_rows(const Source* source, const LinearTask& task, int64_t tile) {
   int outputs[kTiles];
@@ -117,11 +129,13 @@ inline void all_rows(const Source* source, const LinearTask& task, int64_t tile)
     outputs[t] = static_cast<int>(left < kTileOutputs ? left : kTileOutputs);
   }
   const int64_t blocks = (task.row_count + kMaxRows - 1) / kMaxRows;
+  constexpr int64_t kAhead = 16384;  // one block is bound by memory: that far is as fast as it can be
+  const int64_t ahead = blocks == 1 ? kAhead : kTiles * tile_bytes(task.format, task.groups);
   int64_t row = 0;
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t rows = task.row_count / blocks + (b < task.row_count % blocks ? 1 : 0);
     block_of<Source, kTiles>(rows, source, task, task.rows + row * task.row_stride,
-                             task.out + row * task.out_stride + tile * kTileOutputs, outputs, b == 0);
+                             task.out + row * task.out_stride + tile * kTileOutputs, outputs, Fetch{ahead, blocks, b});
     row += rows;
   }
 }
@@ -138,7 +152,7 @@ inline void multiply_tiles(const LinearTask& task, int64_t tile, uint8_t* scratc
     if (task.row_count > kDirectRows) {
       const int64_t size = task.groups * kExpandedGroup;
       for (int t = 0; t < kTiles; ++t) expand(packed[t], task.groups, scratch + t * size);
-      const Expanded<Source> expanded[2] = {{scratch}, {scratch + size}};
+      const Expanded<Source> expanded[2] = {{scratch, packed[0]}, {scratch + size, packed[1]}};
       return all_rows<Expanded<Source>, kTiles>(expanded, task, tile);
     }
   }

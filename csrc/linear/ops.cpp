@@ -56,20 +56,12 @@ struct QuantRows {
   int64_t stride;
 };
 
-QuantRows quantize_rows(const at::Tensor& x, int64_t groups) {
+QuantRows room_for_rows(const at::Tensor& x, int64_t groups) {
   const int64_t stride = row_stride_groups(groups);
   const int64_t line = static_cast<int64_t>(sizeof(QuantGroup));
   at::Tensor storage = at::empty({x.size(0) * stride * line + line}, x.options().dtype(at::kByte));
   const uintptr_t start = reinterpret_cast<uintptr_t>(storage.mutable_data_ptr<uint8_t>());
-  QuantGroup* rows = reinterpret_cast<QuantGroup*>((start + line - 1) / line * line);
-  const float* data = x.const_data_ptr<float>();
-  constexpr int64_t kElementsPerTask = 65536;
-  at::parallel_for(0, x.size(0), std::max<int64_t>(1, kElementsPerTask / (groups * kGroupInputs)),
-                   [&](int64_t begin, int64_t end) {
-                     kernels().quantize(data + begin * x.stride(0), x.stride(0), end - begin, x.size(1), groups,
-                                        rows + begin * stride, stride);
-                   });
-  return {storage, rows, stride};
+  return {storage, reinterpret_cast<QuantGroup*>((start + line - 1) / line * line), stride};
 }
 
 // Two tiles of one weight times some rows: what one thread takes at a time.
@@ -131,15 +123,12 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
   at::Tensor result = at::empty({rows, outputs}, x.options());
   if (rows == 0) return result;
   float* out = result.mutable_data_ptr<float>();
-  const QuantRows quantized = quantize_rows(input, groups);
+  const QuantRows quantized = room_for_rows(input, groups);
   const std::vector<Unit> units = share_out(packed, rows);
   const LinearKernels& table = kernels();
   const int64_t count = static_cast<int64_t>(units.size());
   // One row is bound by reading the weights, many by multiplying: 64 products a step, 5 bytes meanwhile.
   const int64_t threads = useful_threads(rows * outputs * x.size(1) / 64 + bytes / 5, count);
-  // Neighbouring units to one thread, since each fetches what follows it; few enough runs to even out.
-  constexpr int64_t kRunsPerThread = 4;
-  const int64_t runs = threads == 1 ? 1 : std::min(count, kRunsPerThread * threads);
   std::unique_ptr<uint8_t[]> scratch;
   uint8_t* aligned = nullptr;
   const int64_t scratch_size = rows > table.direct_rows ? table.scratch_bytes(groups) : 0;
@@ -147,24 +136,31 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
     scratch.reset(new uint8_t[static_cast<size_t>(threads * scratch_size + 64)]);
     aligned = scratch.get() + (64 - reinterpret_cast<uintptr_t>(scratch.get()) % 64) % 64;
   }
-  for_each_item(runs, threads, [&](int64_t thread, int64_t run) {
-    for (int64_t i = count * run / runs; i < count * (run + 1) / runs; ++i) {
-      const Unit& unit = units[static_cast<size_t>(i)];
-      const PackedWeight& weight = packed[unit.weight];
-      const LinearTask task = {weight.format,
-                               weight.groups,
-                               weight.outputs,
-                               weight.tiles,
-                               unit.first_tile,
-                               std::min(unit.first_tile + 2, tile_count(weight.outputs)),
-                               quantized.rows + unit.first_row * quantized.stride,
-                               quantized.stride,
-                               unit.last_row - unit.first_row,
-                               out + unit.first_row * outputs + columns[unit.weight],
-                               outputs};
-      table.multiply(task, aligned + thread * scratch_size);
-    }
-  });
+  constexpr int64_t kGroupsPerPart = 128;
+  const int64_t part_rows = std::max<int64_t>(1, kGroupsPerPart / groups);
+  const float* data = input.const_data_ptr<float>();
+  const auto quantize_part = [&](int64_t part) {
+    const int64_t begin = part * part_rows;
+    table.quantize(data + begin * input.stride(0), input.stride(0), std::min(part_rows, rows - begin), input.size(1),
+                   groups, quantized.rows + begin * quantized.stride, quantized.stride);
+  };
+  const auto multiply_unit = [&](int64_t thread, int64_t i) {
+    const Unit& unit = units[static_cast<size_t>(i)];
+    const PackedWeight& weight = packed[unit.weight];
+    const LinearTask task = {weight.format,
+                             weight.groups,
+                             weight.outputs,
+                             weight.tiles,
+                             unit.first_tile,
+                             std::min(unit.first_tile + 2, tile_count(weight.outputs)),
+                             quantized.rows + unit.first_row * quantized.stride,
+                             quantized.stride,
+                             unit.last_row - unit.first_row,
+                             out + unit.first_row * outputs + columns[unit.weight],
+                             outputs};
+    table.multiply(task, aligned + thread * scratch_size);
+  };
+  prepare_and_run((rows + part_rows - 1) / part_rows, count, threads, quantize_part, multiply_unit);
   if (bias.has_value()) result.add_(*bias);
   return result;
 }

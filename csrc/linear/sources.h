@@ -35,11 +35,10 @@ constexpr int rows_within_limit(int rows) { return rows < kRowsLimit ? rows : kR
 
 KVSTRATA_INLINE const Fp16* as_fp16(const uint8_t* p) { return reinterpret_cast<const Fp16*>(p); }
 
-// What the five packed formats share. The tile is read front to back and fetched kAhead bytes early into the
-// second level cache: fetching into the first is limited by its few miss buffers (measured: half the rate).
+// What the five packed formats share. The tile is read front to back, and what lies `ahead` bytes on is fetched early
+// into the second level cache: fetching into the first is limited by its few miss buffers (measured: half the rate).
 template <Format kFormat>
 struct Packed {
-  static constexpr int64_t kAhead = 16384;
   const uint8_t* tile;
   int64_t groups;
 
@@ -52,9 +51,9 @@ struct Packed {
   KVSTRATA_METHOD const uint8_t* shared_scales(int64_t group) const {
     return tile + super_offset(kFormat, groups, group);
   }
-  KVSTRATA_METHOD void prefetch(int64_t group) const {
+  KVSTRATA_METHOD void prefetch(int64_t group, int64_t ahead) const {
     constexpr int64_t bytes = code_bytes(kFormat) + scale_bytes(kFormat) + super_bytes(kFormat) / kSuperGroups;
-    const uint8_t* p = tile + group * bytes + kAhead;
+    const uint8_t* p = tile + group * bytes + ahead;
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
   }
 };
@@ -136,8 +135,9 @@ struct Expanded {
   static constexpr int kShift = Of::kShift;
   static constexpr bool kMin = Of::kMin;
   const uint8_t* scratch;
+  Of packed;
 
-  KVSTRATA_METHOD void prefetch(int64_t) const {}
+  KVSTRATA_METHOD void prefetch(int64_t group, int64_t ahead) const { packed.prefetch(group, ahead); }
   template <int kWord>
   KVSTRATA_METHOD Codes<Kind> codes(int64_t group) const {
     return load_codes<Kind>(scratch + group * kExpandedGroup + 64 * kWord);
@@ -153,7 +153,6 @@ template <class Source>
 inline void expand(const Source& source, int64_t groups, uint8_t* scratch) {
   using Kind = typename Source::Kind;
   for (int64_t group = 0; group < groups; ++group, scratch += kExpandedGroup) {
-    source.prefetch(group);
     unroll<8>([&](auto word) KVSTRATA_LAMBDA {
       store_codes(scratch + 64 * word.value, source.template codes<word.value>(group));
     });

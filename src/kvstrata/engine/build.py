@@ -56,6 +56,7 @@ def build(
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    kernels.keep_freed_memory()
     device = _device(config.device)
     path = locate(config.model)
     source = open_source(path)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvstrata.kernels import reference, reference_fused, reference_linear, schemas
-from kvstrata.kernels.native import backend
+from kvstrata.kernels.native import backend, keep_freed_memory
 from kvstrata.kernels.reference_attention import AttentionPlan
 
 # Operators live only as long as the libraries that define them.
@@ -32,7 +32,14 @@ _paged_attention: Final = torch.ops.kvstrata.paged_attention.default
 NATIVE_VERSION: Final = 1  # raised whenever a change of the native kernels may change bits
 
 
-__all__ = ["NATIVE_VERSION", "Attention", "arithmetic_version", "backend", "prepare_attention"]
+__all__ = [
+    "NATIVE_VERSION",
+    "Attention",
+    "arithmetic_version",
+    "backend",
+    "keep_freed_memory",
+    "prepare_attention",
+]
 
 _NATIVE_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 

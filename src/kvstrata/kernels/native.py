@@ -50,6 +50,16 @@ def backend() -> str:
     return str(torch.ops.kvstrata.instruction_set())
 
 
+def keep_freed_memory() -> None:
+    """Let this process keep up to 256 MiB that it freed for what it allocates next.
+
+    The activations of a prefill step are allocated and freed layer by layer; given back to the system each
+    time they cost a page fault for every 4 KiB. Does nothing without the extension or another libc than glibc.
+    """
+    if backend() != "reference":
+        torch.ops.kvstrata.keep_freed_memory()
+
+
 def _load() -> str | None:
     """Load the extension; what is wrong with it, if anything."""
     spec = importlib.util.find_spec("kvstrata._native")

@@ -104,7 +104,8 @@ class Stored:
 class TierUsage:
     """What a tier holds and has done; bytes of capacity None: unbounded.
 
-    records: of all fingerprints. evictions: by reason (`space`, `expired`, `quota`, `quarantined`, `deleted`).
+    records: of all fingerprints. evictions: by reason (`space`, `expired`, `quota`, `quarantined`,
+    `deleted`).
     misses: loads that failed, by `MissReason`. drops: stores that were not kept, by `DropReason`.
     """
 
