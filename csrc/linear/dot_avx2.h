@@ -8,6 +8,8 @@
 
 constexpr int kMaxRows = rows_within_limit(4);
 constexpr int kMaxTiles = 1;
+template <class Kind>
+constexpr int64_t kDirectBlocks = 3;
 
 struct Word {
   __m256i v;

@@ -6,6 +6,11 @@
 
 constexpr int kMaxRows = rows_within_limit(6);
 constexpr int kMaxTiles = 2;
+// Two instructions unpack a vector of nibbles, four one of sixes: against twelve products.
+template <class Kind>
+constexpr int64_t kDirectBlocks = 16;
+template <>
+constexpr int64_t kDirectBlocks<Sixes> = 3;
 
 struct Word {
   __m512i v;

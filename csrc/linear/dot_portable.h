@@ -7,6 +7,8 @@
 
 constexpr int kMaxRows = rows_within_limit(2);
 constexpr int kMaxTiles = 1;
+template <class Kind>
+constexpr int64_t kDirectBlocks = 3;
 
 struct Word {
   int8_t v[4];

@@ -140,8 +140,10 @@ inline void all_rows(const Source* source, const LinearTask& task, int64_t tile)
   }
 }
 
-// Up to this many rows unpack codes as they go; more share tiles expanded once. Bytes have nothing to unpack.
-constexpr int64_t kDirectRows = 3 * kMaxRows;
+// Up to so many rows unpack codes as they go; more share tiles expanded once. Bytes have nothing to unpack.
+template <class Kind>
+constexpr int64_t kDirectRows = kDirectBlocks<Kind> * kMaxRows;
+static_assert(kDirectRows<Sixes> <= kDirectRows<Nibbles>, "scratch is there from where any kind wants it");
 
 template <class Source, int kTiles>
 inline void multiply_tiles(const LinearTask& task, int64_t tile, uint8_t* scratch) {
@@ -149,7 +151,7 @@ inline void multiply_tiles(const LinearTask& task, int64_t tile, uint8_t* scratc
   const Source packed[2] = {{task.tiles + tile * bytes, task.groups},
                             {task.tiles + (tile + kTiles - 1) * bytes, task.groups}};
   if constexpr (Source::kUnpacks) {
-    if (task.row_count > kDirectRows) {
+    if (task.row_count > kDirectRows<typename Source::Kind>) {
       const int64_t size = task.groups * kExpandedGroup;
       for (int t = 0; t < kTiles; ++t) expand(packed[t], task.groups, scratch + t * size);
       const Expanded<Source> expanded[2] = {{scratch, packed[0]}, {scratch + size, packed[1]}};
@@ -231,7 +233,8 @@ void quantize(const float* x, int64_t x_stride, int64_t row_count, int64_t input
 }  // namespace
 
 extern const LinearKernels linear_kernels;
-const LinearKernels linear_kernels = {quantize, multiply, scratch_bytes, kDirectRows};
+const LinearKernels linear_kernels = {quantize, multiply, scratch_bytes,
+                                      kDirectRows<Sixes>};
 
 }  // namespace KVSTRATA_ISA
 }  // namespace kvstrata
