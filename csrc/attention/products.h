@@ -12,11 +12,9 @@ namespace KVSTRATA_ISA {
 #if defined(KVSTRATA_ISA_AVX512)
 constexpr int kScoreRows = 4;
 constexpr int kValueColumns = 4;
-constexpr int kVectorRegisters = 32;
 #else
 constexpr int kScoreRows = 2;
 constexpr int kValueColumns = 1;
-constexpr int kVectorRegisters = 16;
 #endif
 constexpr int kValueRows = 4;
 
@@ -79,19 +77,6 @@ inline void direct_scores(const AttentionArgs& args, const Place* places, const 
                           int hi, const float* query, float* scores) {
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
   const F16 factor = set1(args.scale);
-  // Few enough query vectors stay in registers over all tokens.
-  constexpr bool kHeld = D > 0 && kVectorRegisters >= 32 && R * D <= 16 * 16;
-  constexpr int kParts = kHeld ? D / 16 : 1;
-  F16 held[R][kParts];
-  if constexpr (kHeld) {
-    for (int r = 0; r < R; ++r) {
-      for (int i = 0; i < kParts; ++i) held[r][i] = load(query + r * dim + 16 * i);
-    }
-  }
-  const auto part = [&](int r, int d) KVSTRATA_ALWAYS_INLINE {
-    if constexpr (kHeld) return held[r][d / 16];
-    return load(query + r * dim + d);
-  };
   for (int c = lo / 16; c * 16 < hi; ++c) {
     F16 sums[R][16];
     const int begin = c * 16 > lo ? c * 16 : lo;
@@ -108,11 +93,11 @@ inline void direct_scores(const AttentionArgs& args, const Place* places, const 
       }
       F16 sum[R];
       const F16 first = load_part<Format, D>(row, 0, args.head_dim);
-      for (int r = 0; r < R; ++r) sum[r] = part(r, 0) * first;
+      for (int r = 0; r < R; ++r) sum[r] = load(query + r * dim) * first;
 #pragma GCC unroll 8
       for (int d = 16; d < dim; d += 16) {
         const F16 key = load_part<Format, D>(row, d, args.head_dim);
-        for (int r = 0; r < R; ++r) sum[r] = fma(part(r, d), key, sum[r]);
+        for (int r = 0; r < R; ++r) sum[r] = fma(load(query + r * dim + d), key, sum[r]);
       }
       for (int r = 0; r < R; ++r) sums[r][j - c * 16] = sum[r];
     }

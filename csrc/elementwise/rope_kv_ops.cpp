@@ -46,11 +46,13 @@ void fetch_place(const KvView& kv, const uint8_t* place, int64_t heads, int64_t 
   }
 }
 
-template <class Run>
-void for_each_token(int64_t num_tokens, int64_t floats_per_token, const Run& run) {
+// Calls prepare(token) for some tokens, then run(token) for them, and so on.
+template <class Prepare, class Run>
+void for_each_token(int64_t num_tokens, int64_t floats_per_token, const Prepare& prepare, const Run& run) {
   const int64_t items = (num_tokens + kTokensPerItem - 1) / kTokensPerItem;
   for_each_item(items, useful_threads(num_tokens * floats_per_token, items), [&](int64_t, int64_t item) {
     const int64_t end = std::min(num_tokens, (item + 1) * kTokensPerItem);
+    for (int64_t token = item * kTokensPerItem; token < end; ++token) prepare(token);
     for (int64_t token = item * kTokensPerItem; token < end; ++token) run(token);
   });
 }
@@ -72,7 +74,7 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
   const ElementwiseKernels& kernels = KVSTRATA_PICK(elementwise_kernels);
   const float* source = x.const_data_ptr<float>();
   float* target = out.data_ptr<float>();
-  for_each_token(x.size(0), heads * dim, [&](int64_t token) {
+  for_each_token(x.size(0), heads * dim, [](int64_t) {}, [&](int64_t token) {
     const float* c = cos.const_data_ptr<float>() + token * cos.stride(0);
     const float* s = sin.const_data_ptr<float>() + token * sin.stride(0);
     for (int64_t head = 0; head < heads; ++head) {
@@ -97,7 +99,10 @@ void write_kv(const at::Tensor& kv, int64_t layer, const at::Tensor& key, const 
   const ElementwiseKernels& kernels = KVSTRATA_PICK(elementwise_kernels);
   const float* keys = key.const_data_ptr<float>();
   const float* values = value.const_data_ptr<float>();
-  for_each_token(key.size(0), 2 * heads * dim, [&](int64_t token) {
+  const auto fetch = [&](int64_t token) {
+    fetch_place(view, place_of(view, slot[token]), heads, dim * kv.element_size());
+  };
+  for_each_token(key.size(0), 2 * heads * dim, fetch, [&](int64_t token) {
     uint8_t* place = place_of(view, slot[token]);
     for (int64_t head = 0; head < heads; ++head) {
       uint8_t* target = place + head * view.head_stride;
@@ -156,9 +161,11 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
   const ElementwiseKernels& kernels = KVSTRATA_PICK(elementwise_kernels);
   const float* rows = qkv.const_data_ptr<float>();
   float* queries = query.data_ptr<float>();
-  for_each_token(tokens, qkv.size(1), [&](int64_t token) {
+  const auto fetch = [&](int64_t token) {
+    fetch_place(view, place_of(view, slot[token]), kv_heads, dim * kv.element_size());
+  };
+  for_each_token(tokens, qkv.size(1), fetch, [&](int64_t token) {
     uint8_t* place = place_of(view, slot[token]);
-    fetch_place(view, place, kv_heads, dim * kv.element_size());
     const float* row = rows + token * qkv.stride(0);
     const int64_t angle = position == nullptr ? token : position[token];
     const float* c = cos.const_data_ptr<float>() + angle * cos.stride(0);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -48,42 +50,38 @@ class Runner:
         return StepLogits(self._model.forward(batch), rows)
 
     def _lay_out(self, works: Sequence[Work]) -> tuple[ForwardBatch, tuple[range, ...]]:
-        starts = np.zeros(len(works) + 1, dtype=np.int32)
-        np.cumsum([work.count for work in works], out=starts[1:])
-        token_ids = np.empty(starts[-1], dtype=np.int64)
-        positions = np.empty(starts[-1], dtype=np.int64)
-        logit_rows: list[np.ndarray] = []
-        for work, begin, end in zip(works, starts, starts[1:], strict=False):
-            token_ids[begin:end] = work.sequence.chain.tokens[work.start : work.start + work.count]
-            positions[begin:end] = np.arange(work.start, work.start + work.count)
-            logit_rows.append(np.arange(begin if wants_all_logits(work) else end - 1, end, dtype=np.int64))
+        counts = np.array([work.count for work in works], dtype=np.int64)
+        ends = np.cumsum(counts)
+        begins = np.array([work.start for work in works], dtype=np.int64)
+        rows = np.repeat(np.arange(len(works)), counts)  # the work of each token
+        positions = np.arange(ends[-1]) + np.repeat(begins - (ends - counts), counts)
+        token_ids = array("I")
+        for work in works:
+            token_ids += work.sequence.chain.tokens[work.start : work.start + work.count]
+        wanted = np.array([work.count if wants_all_logits(work) else 1 for work in works], dtype=np.int64)
+        wanted_ends = np.cumsum(wanted)
+        logit_rows = np.arange(wanted_ends[-1]) + np.repeat(ends - wanted_ends, wanted)
         batch = ForwardBatch(
-            token_ids=self._to_device(token_ids),
+            token_ids=self._to_device(np.frombuffer(token_ids, dtype=np.uint32).astype(np.int64)),
             positions=self._to_device(positions),
-            query_starts=self._to_device(starts),
-            context_lens=self._to_device(np.array([w.start + w.count for w in works], dtype=np.int32)),
-            logit_rows=self._to_device(np.concatenate(logit_rows)),
-            groups=tuple(
-                self._group(group, works, starts, positions) for group in range(len(self._cache.pools))
-            ),
+            query_starts=self._to_device(np.concatenate(([0], ends)).astype(np.int32)),
+            context_lens=self._to_device((begins + counts).astype(np.int32)),
+            logit_rows=self._to_device(logit_rows),
+            groups=tuple(self._group(group, works, rows, positions) for group in range(len(self._cache.pools))),
         )
-        ends = np.cumsum([len(r) for r in logit_rows]).tolist()
-        return batch, tuple(range(end - len(r), end) for r, end in zip(logit_rows, ends, strict=True))
+        return batch, tuple(itertools.starmap(range, itertools.pairwise([0, *wanted_ends.tolist()])))
 
     def _group(
-        self, group: int, works: Sequence[Work], starts: np.ndarray, positions: np.ndarray
+        self, group: int, works: Sequence[Work], rows: np.ndarray, positions: np.ndarray
     ) -> GroupBatch:
+        """rows, positions: of each token, the work it belongs to and its place in the sequence."""
         size = self._cache.block_size
         counts = [-(-(work.start + work.count) // size) for work in works]
         tables = np.full((len(works), max(counts)), -1, dtype=np.int32)
-        slots = np.empty(len(positions), dtype=np.int64)
-        for row, (work, count) in enumerate(zip(works, counts, strict=True)):
+        for table, work, count in zip(tables, works, counts, strict=True):
             assert work.sequence.cache is not None
-            tables[row, :count] = work.sequence.cache.tables[group][:count]
-            own = positions[starts[row] : starts[row + 1]]
-            slots[starts[row] : starts[row + 1]] = (
-                tables[row, own // size].astype(np.int64) * size + own % size
-            )
+            table[:count] = work.sequence.cache.tables[group][:count]
+        slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
         return GroupBatch(self._cache.pools[group].kv, self._to_device(tables), self._to_device(slots))
 
     def _to_device(self, array: np.ndarray) -> Tensor:
