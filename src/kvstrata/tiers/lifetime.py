@@ -1,4 +1,4 @@
-"""How long a stored block is served: by the monotonic clock while running, by the lesser of two thereafter."""
+"""How long a stored block is served: by the monotonic clock while running, by the lesser of two later."""
 
 from __future__ import annotations
 

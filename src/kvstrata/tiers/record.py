@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import math
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -25,29 +25,67 @@ LEAST_EXTRAS_BYTES = 512  # extras of this size always fit
 
 _CHECKED_FROM = 24  # magic and the header's checksum come first; the checksum covers all that follows
 _TAG = slice(216, 248)
-_TAG_BYTES = 32
 _ANSWER, _SLIPPED, _SIGNED = 1, 2, 4
 _MAX_U32 = 2**32 - 1
 _FIELDS = struct.Struct("<8s16sHHI32s32s32sQQIIIiIIdddd16s32s8x")
 assert _FIELDS.size == FIXED_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHeader:
-    """All that a record says of its payload.
+class RecordHeader(NamedTuple):
+    """All that a record says of its payload, as it is stored.
 
-    fingerprint: of the model. meta: as it was stored, without born and deadline, which are of a process.
-    serial: order of writing within a store. tag: HMAC, or empty if it is not signed.
+    flags: origin, slipped, signed. depth, priority, turn, cost: see `Meta`. serial: order of writing within a
+    store. written, remaining, expires: see `Lifetime`. tag: HMAC, which counts if the record is signed.
     """
 
+    flags: int
+    group: int
     fingerprint: bytes
-    identity: Identity
-    meta: Meta
-    serial: int
-    lifetime: Lifetime
+    key: bytes
+    parent: bytes
+    token_ids: bytes
+    extras: bytes
     payload_bytes: int
+    serial: int
+    depth: int
+    priority: int
+    turn: int
+    cost: float
+    written: float
+    remaining: float
+    expires: float
     payload_checksum: bytes
-    tag: bytes = b""
+    tag: bytes
+
+    @property
+    def identity(self) -> Identity:
+        """What tells its block from all others."""
+        return Identity(Address(self.key, self.group), self.parent, self.token_ids, self.extras)
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """How long it is served."""
+        return Lifetime(self.written, self.remaining, self.expires)
+
+    @property
+    def is_signed(self) -> bool:
+        return bool(self.flags & _SIGNED)
+
+    def meta(self, born: float = 0.0, deadline: float = math.inf) -> Meta:
+        """What policies weigh, with the times that only mean something within a process."""
+        return Meta(
+            self.parent,
+            self.group,
+            self.depth,
+            self.payload_bytes,
+            self.cost if math.isfinite(self.cost) else 1.0,
+            self.priority,
+            born,
+            deadline,
+            "answer" if self.flags & _ANSWER else "prompt",
+            self.turn,
+            bool(self.flags & _SLIPPED),
+        )
 
 
 def header_bytes(block_size: int) -> int:
@@ -149,35 +187,29 @@ def decode_header(raw: memoryview | bytes) -> RecordHeader | MissReason:
         return "version"
     if xxhash.xxh3_128_digest(view[_CHECKED_FROM:]) != checksum:
         return "header_checksum"
-    end = FIXED_BYTES + token_bytes + extras_bytes
+    tokens_end = FIXED_BYTES + token_bytes
+    end = tokens_end + extras_bytes
     if end > len(view):
         return "length"
-    identity = Identity(
-        Address(key, group),
-        parent,
-        bytes(view[FIXED_BYTES : FIXED_BYTES + token_bytes]),
-        bytes(view[FIXED_BYTES + token_bytes : end]),
-    )
-    meta = Meta(
-        parent=parent,
-        group=group,
-        depth=depth,
-        bytes=payload_bytes,
-        cost=cost if math.isfinite(cost) else 1.0,
-        priority=priority,
-        origin="answer" if flags & _ANSWER else "prompt",
-        turn=turn,
-        slipped=bool(flags & _SLIPPED),
-    )
     return RecordHeader(
+        flags,
+        group,
         fingerprint,
-        identity,
-        meta,
-        serial,
-        Lifetime(written, _lasting(remaining), _lasting(expires)),
+        key,
+        parent,
+        bytes(view[FIXED_BYTES:tokens_end]),
+        bytes(view[tokens_end:end]),
         payload_bytes,
+        serial,
+        depth,
+        priority,
+        turn,
+        cost,
+        written,
+        _lasting(remaining),
+        _lasting(expires),
         payload_sum,
-        tag if flags & _SIGNED else b"",
+        tag,
     )
 
 
@@ -187,12 +219,11 @@ def check_identity(
     """Why a record is not the block that is wanted, if so; every field is compared, not only the key."""
     if header.fingerprint != fingerprint:
         return "fingerprint"
-    found = header.identity
-    if found.address != wanted.address:
+    if (header.key, header.group) != wanted.address:
         return "address"
-    if found.parent != wanted.parent:
+    if header.parent != wanted.parent:
         return "parent"
-    if found.token_ids != wanted.token_ids or found.extras != wanted.extras:
+    if header.token_ids != wanted.token_ids or header.extras != wanted.extras:
         return "content"
     return None if header.payload_bytes == payload_bytes else "length"
 
@@ -208,9 +239,7 @@ def check_payload(
         return "payload_checksum"
     if signing_key is None:
         return None
-    signed = len(header.tag) == _TAG_BYTES and hmac.compare_digest(
-        header.tag, _tag(signing_key, bytearray(raw), payload)
-    )
+    signed = header.is_signed and hmac.compare_digest(header.tag, _tag(signing_key, bytearray(raw), payload))
     return None if signed else "signature"
 
 
@@ -221,7 +250,7 @@ def _tag(signing_key: bytes, raw: bytearray, payload: memoryview | bytes) -> byt
     payload with the same sum.
     """
     raw = bytearray(raw)
-    raw[_TAG] = bytes(_TAG_BYTES)
+    raw[_TAG] = bytes(32)
     mac = hmac.new(signing_key, memoryview(raw)[_CHECKED_FROM:], "sha256")
     mac.update(payload)
     return mac.digest()

@@ -107,9 +107,9 @@ class Stored:
 class TierUsage:
     """What a tier holds and has done; bytes of capacity None: unbounded.
 
-    records: of all fingerprints. evictions: by reason (`space`, `expired`, `quota`, `quarantined`, `replaced`,
-    `deleted`).
-    misses: loads that failed, by `MissReason`. drops: stores that were not kept, by `DropReason`.
+    records: of all fingerprints. evictions: by reason (`space`, `expired`, `quota`, `quarantined`,
+    `replaced`, `deleted`). misses: loads that failed, by `MissReason`. drops: stores that were not kept, by
+    `DropReason`.
     """
 
     used_bytes: int = 0

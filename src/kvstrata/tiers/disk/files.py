@@ -37,7 +37,13 @@ class Files(Protocol):
 
     def close(self, fd: int) -> None: ...
 
+    def reopen(self, fd: int) -> int:
+        """The same file once more, for reading: the system reads ahead for each descriptor on its own."""
+
     def preadv(self, fd: int, into: Sequence[memoryview | bytearray], offset: int) -> int: ...
+
+    def is_cached(self, fd: int, offset: int) -> bool:
+        """Whether reading a byte there would not wait for the disk; false where that cannot be told."""
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int: ...
 
@@ -50,9 +56,6 @@ class Files(Protocol):
     def truncate(self, fd: int, length: int) -> None: ...
 
     def sync(self, fd: int) -> None: ...
-
-    def will_need(self, fd: int, offset: int, length: int) -> None:
-        """Have the system begin to read."""
 
     def state(self, fd: int) -> FileState: ...
 
@@ -72,8 +75,17 @@ class SystemFiles:
     def close(self, fd: int) -> None:
         os.close(fd)
 
+    def reopen(self, fd: int) -> int:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
     def preadv(self, fd: int, into: Sequence[memoryview | bytearray], offset: int) -> int:
         return os.preadv(fd, into, offset)
+
+    def is_cached(self, fd: int, offset: int) -> bool:
+        try:
+            return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False
 
     def pwritev(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         return os.pwritev(fd, buffers, offset)
@@ -97,9 +109,6 @@ class SystemFiles:
 
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
-
-    def will_need(self, fd: int, offset: int, length: int) -> None:
-        os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
 
     def state(self, fd: int) -> FileState:
         found = os.fstat(fd)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvstrata.errors import ConfigError
 from kvstrata.tiers.disk.extras import salt_of
@@ -15,6 +15,7 @@ from kvstrata.tiers.disk.slots import SlotFile
 from kvstrata.tiers.disk.space import ForeignFiles
 from kvstrata.tiers.disk.store import DiskStore
 from kvstrata.tiers.record import RecordHeader
+from kvstrata.tiers.tier import Address
 
 _TICK = 1e-6  # seconds that make up a place in the order of what happened before this process
 
@@ -124,8 +125,7 @@ def _newest(candidates: Iterable[_Candidate]) -> list[_Candidate]:
     """Of several records of one block the one written last, in order of use."""
     newest: dict[bytes, _Candidate] = {}
     for candidate in candidates:
-        address = candidate.header.identity.address
-        name = name_of(address.key, address.group)
+        name = name_of(candidate.header.key, candidate.header.group)
         if name not in newest or newest[name].header.serial < candidate.header.serial:
             newest[name] = candidate
     return sorted(newest.values(), key=lambda candidate: candidate.used)
@@ -143,12 +143,10 @@ def _admit(store: DiskStore, ordered: list[_Candidate], now: float) -> None:
         if deadline <= now:
             store.space.evictions["expired"] += 1
             continue
-        address = header.identity.address
-        name, meta = store.index.policy_meta(
-            address.key,
-            replace(header.meta, born=now - _TICK * (last_serial - header.serial + 1), deadline=deadline),
-        )
+        address = Address(header.key, header.group)
         if store.index.get(address) is None:
-            owner = salt_of(header.identity.extras)
+            born = now - _TICK * (last_serial - header.serial + 1)
+            name, meta = store.index.policy_meta(header.key, header.meta(born, deadline))
             used = now - _TICK * (len(ordered) - place)
+            owner = salt_of(header.extras)
             store.index.add(Entry(name, candidate.file, candidate.slot, header.serial, meta, owner, used))

@@ -27,8 +27,9 @@ class DiskOptions:
 
     path: its folder. size: most bytes of all that it keeps there (None: no limit, for looking after a store).
     sync: `none` leaves writing back to the system, `batch` syncs twice a second, `always` before a store is
-    done. policy: eviction order. ttl: seconds that any block lives at most. quota: bytes of one cache salt (None:
-    no limit). read_only: beside another process that writes. signing_key: of records, if they are signed.
+    done. policy: eviction order. ttl: seconds that any block lives at most. quota: bytes of one cache salt
+    (None: no limit). read_only: beside another process that writes. signing_key: of records, if they are
+    signed.
     """
 
     path: Path

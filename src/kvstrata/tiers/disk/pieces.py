@@ -19,14 +19,14 @@ Place = tuple[SlotFile, int]
 Piece = tuple[SlotFile, int, list[int]]  # file, first slot, positions in the batch
 
 
-def cut(places: dict[int, Place]) -> list[Piece]:
-    """Pieces of neighbouring slots. places: by position in a batch."""
+def cut(places: dict[int, Place], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """Pieces of neighbouring slots, as they lie in the files. places: by position in a batch."""
     by_file: dict[int, tuple[SlotFile, dict[int, int]]] = {}
     for position, (file, slot) in places.items():
         by_file.setdefault(id(file), (file, {}))[1][slot] = position
     pieces: list[Piece] = []
     for file, positions in by_file.values():
-        most = min(MOST_SLOTS, max(1, PIECE_BYTES // file.geometry.stride))
+        most = min(MOST_SLOTS, max(1, piece_bytes // file.geometry.stride))
         for first, count in runs(sorted(positions), most):
             pieces.append((file, first, [positions[slot] for slot in range(first, first + count)]))
     return pieces

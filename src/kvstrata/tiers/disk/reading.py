@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 
 from kvstrata.tiers.disk.index import Entry
-from kvstrata.tiers.disk.pieces import Gathered, Piece, cut, done, start
+from kvstrata.tiers.disk.pieces import Gathered, Piece, cut, done
 from kvstrata.tiers.disk.store import DiskStore
 from kvstrata.tiers.record import RecordHeader, check_identity, check_payload, decode_header
 from kvstrata.tiers.tier import Identity, Loaded, MissReason
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """One request. held: entries to read, by position."""
+
+    wanted: Sequence[Identity]
+    into: Sequence[memoryview]
+    held: dict[int, Entry]
+    gathered: Gathered[Loaded]
+
+
 class Reader:
     """Batched loads of a store. Slots are held from the look-up on, so nobody overwrites what is read."""
 
-    def __init__(self, store: DiskStore, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, store: DiskStore, readers: ThreadPoolExecutor, checkers: ThreadPoolExecutor, side_by_side: int
+    ) -> None:
+        """readers: move bytes; checkers: verify what has come. side_by_side: threads for one request."""
         self._store = store
-        self._threads = threads
+        self._readers = readers
+        self._checkers = checkers
+        self._side_by_side = side_by_side
 
     def load(self, wanted: Sequence[Identity], into: Sequence[memoryview]) -> Future[list[Loaded]]:
         """See `Tier.load`."""
@@ -38,11 +54,15 @@ class Reader:
                 store.totals.load_seconds += store.clocks.monotonic() - begun
             store.leave("load")
 
-        gathered = Gathered(results, len(pieces), finish)
-        for file, first, positions in pieces:
-            file.will_need(first, len(positions))
-        start(self._threads, gathered, pieces, lambda piece: self._read(piece, held, wanted, into, results))
-        return gathered.future
+        batch = _Batch(wanted, into, held, Gathered(results, len(pieces), finish))
+        if _in_memory(pieces):  # copied and verified by each thread for itself, which spares handing over
+            share = -(-len(pieces) // self._side_by_side)
+            for first_piece in range(0, len(pieces), share):
+                part = pieces[first_piece : first_piece + share]
+                self._readers.submit(self._read, part, batch, self._check)
+        elif pieces:  # one stream from the disk, and what has come is verified meanwhile
+            self._readers.submit(self._read, pieces, batch, partial(self._checkers.submit, self._check))
+        return batch.gathered.future
 
     def _hold(
         self, wanted: Sequence[Identity], into: Sequence[memoryview], now: float
@@ -73,34 +93,47 @@ class Reader:
 
     def _read(
         self,
-        piece: Piece,
-        held: dict[int, Entry],
-        wanted: Sequence[Identity],
-        into: Sequence[memoryview],
-        results: list[Loaded],
+        pieces: Sequence[Piece],
+        batch: _Batch,
+        check: Callable[[Piece, _Batch, Sequence[memoryview]], object],
     ) -> None:
-        """Read and verify one piece, quarantine what is wrong, and let go of its slots."""
-        file, first, positions = piece
-        store = self._store
-        entries = [held[position] for position in positions]
+        """Read pieces in the order in which they lie in the file, and have each verified."""
+        left = list(pieces)
         try:
-            payloads = [into[position] for position in positions]
-            full = file.read_payloads(first, payloads)
-            headers = file.read_headers(first, len(positions))
-            outcomes = [
-                self._verify(entry, headers[i], wanted[position], into[position])
-                if i < min(full, len(headers))
-                else "length"
-                for i, (position, entry) in enumerate(zip(positions, entries, strict=True))
+            # Headers first: small reads in between would interrupt the stream of payloads.
+            headers = [file.read_headers(first, len(positions)) for file, first, positions in pieces]
+            for (file, first, positions), raw in zip(pieces, headers, strict=True):
+                with file.reading() as fd:
+                    full = file.read_payloads(fd, first, [batch.into[position] for position in positions])
+                check(left.pop(0), batch, raw[:full])
+        except Exception as error:
+            for piece in left:
+                self._fail(piece, batch, error)
+
+    def _check(self, piece: Piece, batch: _Batch, headers: Sequence[memoryview]) -> None:
+        """Verify what was read of a piece, quarantine what is wrong, and let go of its slots."""
+        _, _, positions = piece
+        try:
+            outcomes: list[RecordHeader | MissReason] = [
+                self._verify(batch.held[position], raw, batch.wanted[position], batch.into[position])
+                for position, raw in zip(positions, headers, strict=False)
             ]
-            store.reads.succeeded()
-        except Exception as error:  # the device's, or a defect of ours: a miss either way, and told
-            store.reads.failed(error)
-            for position in positions:
-                results[position] = Loaded("io_error")
-            store.release(entries)
+            outcomes += ["length"] * (len(positions) - len(outcomes))
+            self._store.reads.succeeded()
+            self._conclude(positions, [batch.held[position] for position in positions], outcomes, batch)
+        except Exception as error:
+            self._fail(piece, batch, error)
             return
-        self._conclude(positions, entries, outcomes, results)
+        batch.gathered.piece_done()
+
+    def _fail(self, piece: Piece, batch: _Batch, error: Exception) -> None:
+        """The device's failure, or a defect of ours: misses either way, and told."""
+        _, _, positions = piece
+        self._store.reads.failed(error)
+        for position in positions:
+            batch.gathered.results[position] = Loaded("io_error")
+        self._store.release(batch.held[position] for position in positions)
+        batch.gathered.piece_done()
 
     def _verify(
         self, entry: Entry, raw: memoryview, wanted: Identity, payload: memoryview
@@ -121,9 +154,9 @@ class Reader:
         positions: Sequence[int],
         entries: Sequence[Entry],
         outcomes: Sequence[RecordHeader | MissReason],
-        results: list[Loaded],
+        batch: _Batch,
     ) -> None:
-        store = self._store
+        store, results = self._store, batch.gathered.results
         now = store.clocks.monotonic()
         used = []
         for position, entry, outcome in zip(positions, entries, outcomes, strict=True):
@@ -135,7 +168,12 @@ class Reader:
                 results[position] = Loaded("expired")
             else:
                 used.append(entry)
-                results[position] = Loaded(None, deadline, replace(outcome.meta, deadline=deadline))
+                results[position] = Loaded(None, deadline, outcome.meta(deadline=deadline))
         with store.lock:
             store.index.touch(used, now)
         store.release(entries)
+
+
+def _in_memory(pieces: Sequence[Piece]) -> bool:
+    """Whether the system has these pieces in its cache, by a look at the first and the last of their bytes."""
+    return bool(pieces) and all(file.is_cached(first, len(positions)) for file, first, positions in pieces)

@@ -52,10 +52,10 @@ def _checked(file: SlotFile, header: RecordHeader | MissReason) -> RecordHeader 
     geometry = file.geometry
     if header.fingerprint != geometry.fingerprint:
         return "fingerprint"
-    if header.identity.address.group != geometry.group:
+    if header.group != geometry.group:
         return "address"
     fitting = (geometry.payload_bytes, 4 * geometry.block_size)
-    return header if (header.payload_bytes, len(header.identity.token_ids)) == fitting else "length"
+    return header if (header.payload_bytes, len(header.token_ids)) == fitting else "length"
 
 
 def read_uses(file: SlotFile) -> dict[int, Use]:

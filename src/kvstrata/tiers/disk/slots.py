@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstrata.tiers.disk.files import Buffer, Files, read_fully, write_fully
@@ -28,6 +28,7 @@ class SlotFile:
         self.write = write
         self.dirty = False
         self._fds: dict[Part, int] = {}
+        self._lent: list[int] = []  # descriptors of payloads that nobody reads through just now
         try:
             for part in PARTS:
                 with suppress(*(() if write or part != "uses" else (FileNotFoundError,))):
@@ -48,8 +49,8 @@ class SlotFile:
 
     def close(self) -> None:
         """Close the files; harmless the second time."""
-        while self._fds:
-            _, fd = self._fds.popitem()
+        while self._fds or self._lent:
+            fd = self._lent.pop() if self._lent else self._fds.popitem()[1]
             with suppress(OSError):
                 self.files.close(fd)
 
@@ -163,26 +164,36 @@ class SlotFile:
         got = read_fully(self.files, self._fds["headers"], [raw], first * size) // size
         return [memoryview(raw)[i * size : (i + 1) * size] for i in range(got)]
 
-    def read_payloads(self, first: int, into: Sequence[memoryview], *, check_pad: bool = False) -> int:
+    @contextmanager
+    def reading(self) -> Iterator[int]:
+        """A descriptor of the payloads for one reader, whose reading in order has the system read ahead."""
+        fd = self._lent.pop() if self._lent else self.files.reopen(self._fds["payloads"])
+        try:
+            yield fd
+        finally:
+            self._lent.append(fd)
+
+    def read_payloads(
+        self, fd: int, first: int, into: Sequence[memoryview], *, check_pad: bool = False
+    ) -> int:
         """Fill memory from neighbouring slots; returns for how many the file had all bytes. Raises OSError.
 
-        check_pad: stop before a slot whose bytes after the payload are not zero.
+        fd: of `reading`. check_pad: stop before a slot whose bytes after the payload are not zero.
         """
         buffers: list[memoryview | bytearray] = list(into)
         pads = [bytearray(len(self._pad)) for _ in into] if self._pad else []
         if pads:
             buffers = [buffer for pair in zip(into, pads, strict=True) for buffer in pair]
-        got = read_fully(self.files, self._fds["payloads"], buffers, first * self.geometry.stride)
+        got = read_fully(self.files, fd, buffers, first * self.geometry.stride)
         full = (got + len(self._pad)) // self.geometry.stride
         if check_pad:
             full = next((i for i, pad in enumerate(pads[:full]) if any(pad)), full)
         return full
 
-    def will_need(self, first: int, count: int) -> None:
-        """Have the system begin to read these payloads."""
-        stride = self.geometry.stride
-        with suppress(OSError):
-            self.files.will_need(self._fds["payloads"], first * stride, count * stride)
+    def is_cached(self, first: int, count: int) -> bool:
+        """Whether the payloads of a run seem to be in the system's cache."""
+        stride, fd = self.geometry.stride, self._fds["payloads"]
+        return all(self.files.is_cached(fd, place * stride) for place in (first, first + count - 1))
 
     def read_uses(self) -> bytes:
         """The file of uses, whatever is in it. Raises OSError."""

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from kvstrata.tiers.disk.extras import salt_of
 from kvstrata.tiers.disk.index import Entry
-from kvstrata.tiers.disk.pieces import Gathered, Piece, cut, done, start
+from kvstrata.tiers.disk.pieces import PIECE_BYTES, Gathered, Piece, cut, done, start
 from kvstrata.tiers.disk.slots import SlotFile
 from kvstrata.tiers.disk.store import DiskStore
 from kvstrata.tiers.lifetime import Lifetime
 from kvstrata.tiers.record import encode_header, fits
 from kvstrata.tiers.tier import DropReason, Record, Stored
 
+SYNCED_PIECE_BYTES = 64 << 20  # each is followed by a sync of its own
 MOST_REQUESTS = 64  # under way or waiting; more are dropped
 
 
@@ -71,7 +72,9 @@ class Writer:
         except Exception as error:  # a defect of ours; nothing was written
             store.writes.failed(error)
             results[:] = [Stored("io_error")] * len(records)
-        pieces = cut({position: (plan.file, plan.slot) for position, plan in plans.items()})
+        piece_bytes = PIECE_BYTES if store.options.sync != "always" else SYNCED_PIECE_BYTES
+        places = {position: (plan.file, plan.slot) for position, plan in plans.items()}
+        pieces = cut(places, piece_bytes)
 
         def finish(stored: list[Stored]) -> None:
             kept = [position for position in plans if stored[position].dropped is None]
