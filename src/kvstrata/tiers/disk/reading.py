@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from kvstrata.tiers.disk.index import Entry
 from kvstrata.tiers.disk.pieces import Gathered, Piece, cut, done
@@ -61,7 +60,7 @@ class Reader:
                 part = pieces[first_piece : first_piece + share]
                 self._readers.submit(self._read, part, batch, self._check)
         elif pieces:  # one stream from the disk, and what has come is verified meanwhile
-            self._readers.submit(self._read, pieces, batch, partial(self._checkers.submit, self._check))
+            self._readers.submit(self._read, pieces, batch, self._hand_over)
         return batch.gathered.future
 
     def _hold(
@@ -109,6 +108,9 @@ class Reader:
         except Exception as error:
             for piece in left:
                 self._fail(piece, batch, error)
+
+    def _hand_over(self, piece: Piece, batch: _Batch, headers: Sequence[memoryview]) -> None:
+        self._checkers.submit(self._check, piece, batch, headers)
 
     def _check(self, piece: Piece, batch: _Batch, headers: Sequence[memoryview]) -> None:
         """Verify what was read of a piece, quarantine what is wrong, and let go of its slots."""
@@ -175,5 +177,5 @@ class Reader:
 
 
 def _in_memory(pieces: Sequence[Piece]) -> bool:
-    """Whether the system has these pieces in its cache, by a look at the first and the last of their bytes."""
+    """Whether the system has these pieces in its cache, by a look at each one's first and last slot."""
     return bool(pieces) and all(file.is_cached(first, len(positions)) for file, first, positions in pieces)

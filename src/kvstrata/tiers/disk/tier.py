@@ -60,6 +60,11 @@ class DiskTier:
         self._writer = Writer(self._store, self._writers)
         self._upkeep = Upkeep(self._store)
 
+    @classmethod
+    def open(cls, url: TierUrl, context: StoreContext) -> DiskTier:
+        """The tier that a `disk://` URL names. Raises ConfigError."""
+        return cls(DiskOptions.from_url(url), context)
+
     @property
     def name(self) -> str:
         return "disk"
@@ -139,8 +144,3 @@ class DiskTier:
     def _present(self, addresses: Sequence[Address] | dict[Address, None], now: float) -> list[Entry]:
         found = (self._store.present(address, now) for address in addresses)
         return [entry for entry in found if entry is not None]
-
-
-def open_disk(url: TierUrl, context: StoreContext) -> DiskTier:
-    """The tier that a `disk://` URL names. Raises ConfigError."""
-    return DiskTier(DiskOptions.from_url(url), context)
