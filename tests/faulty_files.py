@@ -43,7 +43,7 @@ class FaultyFiles(SystemFiles):
 
 
 class ForgetfulFiles(SystemFiles):
-    """What was not synced is only in this process, page by page in no certain order, as after a loss of power.
+    """What was not synced is only in this process, page by page, as before a loss of power.
 
     `leak` writes through a share of the unsynced pages, as the system may at any time.
     """

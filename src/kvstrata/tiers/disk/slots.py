@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstrata.tiers.disk.files import Buffer, Files, read_fully, write_fully
-from kvstrata.tiers.disk.geometry import PARTS, Geometry, Part, runs
+from kvstrata.tiers.disk.geometry import PARTS, USE_BYTES, Geometry, Part, runs
 
 GROWTH_BYTES = 16 << 20  # files grow by so much at a time, so that they lie in few pieces
 MOST_PUNCHED = 4096  # slots in one call
@@ -71,8 +71,14 @@ class SlotFile:
     def settle(self, used: set[int]) -> None:
         """After a scan: give back the room of all slots but the `used` ones. Raises OSError."""
         last = max(used, default=-1) + 1
-        self.files.truncate(self._fds["payloads"], last * self.geometry.stride)
-        self.files.truncate(self._fds["headers"], last * self.geometry.header_bytes)
+        sizes: dict[Part, int] = {
+            "payloads": self.geometry.stride,
+            "headers": self.geometry.header_bytes,
+            "uses": USE_BYTES,
+        }
+        for part, nbytes in sizes.items():
+            if part != "uses" or self.files.state(self._fds[part]).size > last * nbytes:
+                self.files.truncate(self._fds[part], last * nbytes)
         self.slots = last
         self._free.clear()
         self._holes.clear()
