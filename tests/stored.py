@@ -52,7 +52,7 @@ def blocks(
 ) -> list[Record]:
     """A sequence's first `count` blocks; `chain` tells sequences apart."""
     keys = KeyChain(context.fingerprint, context.block_size, Extras(salt).encode())
-    keys.extend([chain * 1_000_003 + i for i in range(count * context.block_size)])
+    keys.extend([chain * 4096 + i for i in range(count * context.block_size)])
     return [
         Record(
             Identity(Address(keys.keys[i], group), keys.parent(i), keys.block_tokens(i), keys.extras),

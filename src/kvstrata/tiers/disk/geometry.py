@@ -18,6 +18,7 @@ from kvstrata.tiers.record import header_bytes
 Part = Literal["headers", "payloads", "uses"]
 PARTS: tuple[Part, ...] = ("headers", "payloads", "uses")
 USE_BYTES = 32  # a row in the file of uses
+SLOTS_A_PAGE = 128  # ext4 has 340 pieces a page, and a slot may be two
 
 _STEM = re.compile(r"([0-9a-f]{64})\.g(\d{1,5})\.b(\d{1,5})\.p(\d{1,15})", re.ASCII)
 
@@ -51,9 +52,13 @@ class Geometry:
         return self.stride + self.header_bytes + USE_BYTES
 
     def charge(self, slots: int, holes: int = 0) -> int:
-        """Bytes that files of so many slots take from the disk, `holes` of them without a payload."""
+        """Bytes that files of so many slots take from the disk, at most; `holes` of them have no payload.
+
+        File systems count what they note of a file's pieces as its own: a page for some hundreds of pieces.
+        """
         tables = round_up(slots * self.header_bytes) + round_up(slots * USE_BYTES)
-        return tables + (slots - holes) * self.stride
+        pieces = ALIGNMENT * (2 + slots // SLOTS_A_PAGE) if slots else 0
+        return tables + pieces + (slots - holes) * self.stride
 
 
 def parse_stem(stem: str) -> Geometry | None:

@@ -111,7 +111,7 @@ class SlotFile:
                 raise
             self.put_back(taken)
             return True
-        added = min(max(n, GROWTH_BYTES // stride), room // geometry.slot_bytes)
+        added = min(max(n, GROWTH_BYTES // stride), room // stride)
         holes = len(self._holes)
         while added and geometry.charge(self.slots + added, holes) > self.charged + room:
             added -= 1
