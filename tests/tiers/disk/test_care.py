@@ -1,4 +1,4 @@
-"""Looking after a folder: every flipped bit is found, tenants are forgotten, copies serve as the original does."""
+"""Looking after a folder: flipped bits are found, tenants forgotten, copies serve as the original does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Two models; two salts in the first, two groups in the second."""
     tier = DiskTier(options(tmp_path), CONTEXT)
     drops(tier, blocks(3, salt="a"))
-    drops(tier, blocks(3, salt="b"))
+    drops(tier, blocks(3, chain=1, salt="b"))
     tier.close()
     tier = DiskTier(options(tmp_path), OTHER)
     drops(tier, blocks(2, context=OTHER))
@@ -76,7 +76,7 @@ def test_verify_covers_all_models_and_groups(folder: Path):
 
 def test_a_tenant_is_forgotten_bytes_and_all(folder: Path):
     raw = b"".join(path.read_bytes() for path in (folder / "store").iterdir())
-    gone = blocks(3, salt="b")
+    gone = blocks(3, chain=1, salt="b")
     assert all(bytes(record.payload) in raw for record in gone)
     before = folder_bytes(folder / "store")
     with StoreFolder(options(folder), write=True) as store:
