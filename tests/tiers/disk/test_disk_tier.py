@@ -27,6 +27,7 @@ from kvstrata.errors import ConfigError
 from kvstrata.tiers.disk import DiskOptions, DiskTier
 from kvstrata.tiers.disk.folder import OVERHEAD_BYTES
 from kvstrata.tiers.disk.geometry import Geometry
+from kvstrata.tiers.disk.opening import refresh
 from kvstrata.tiers.tier import Address, Identity, StoreContext
 from kvstrata.tiers.url import parse_tier_url
 
@@ -55,6 +56,8 @@ def open_tier(tmp_path: Path) -> Iterator[Open]:
 
     yield opened
     for tier in tiers:
+        if not tier.options.read_only:
+            tier.check_integrity()
         tier.close()
 
 
@@ -315,3 +318,15 @@ def test_lost_hints_cost_nothing_but_order(open_tier: Open, tmp_path: Path):
     tier.close()
     files_of(tmp_path, "uses").write_bytes(os.urandom(333))
     assert misses(open_tier(), records) == [HIT] * 5
+
+
+def test_a_reader_sees_what_the_writer_adds_and_removes(open_tier: Open):
+    writer = open_tier()
+    drops(writer, blocks(2, chain=1))
+    reader = open_tier(read_only=True)
+    assert misses(reader, blocks(2, chain=2)) == ["absent"] * 2
+    drops(writer, blocks(2, chain=2))
+    writer.delete([record.identity.address for record in blocks(2, chain=1)])
+    refresh(reader._store)
+    assert misses(reader, blocks(2, chain=2)) == [HIT] * 2
+    assert misses(reader, blocks(2, chain=1)) == ["absent"] * 2

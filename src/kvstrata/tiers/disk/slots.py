@@ -84,6 +84,10 @@ class SlotFile:
         self._holes.clear()
         self.erase([slot for slot in range(last) if slot not in used])
 
+    def unowned(self) -> list[int]:
+        """Slots that are free or holes, for checks."""
+        return [*self._free, *self._holes]
+
     def take(self, n: int) -> list[int]:
         """Up to `n` free slots, the lowest, so that what is stored together lies together."""
         return [heapq.heappop(self._free) for _ in range(min(n, len(self._free)))]
@@ -156,12 +160,12 @@ class SlotFile:
 
     def write_run(self, first: int, headers: Sequence[Buffer], payloads: Sequence[memoryview]) -> None:
         """Write neighbouring records, payloads before headers. Raises OSError, also for a short write."""
-        self.dirty = True
         padded: list[Buffer] = list(payloads)
         if self._pad:
             padded = [buffer for payload in payloads for buffer in (payload, self._pad)]
         write_fully(self.files, self._fds["payloads"], padded, first * self.geometry.stride)
         write_fully(self.files, self._fds["headers"], headers, first * self.geometry.header_bytes)
+        self.dirty = True  # only now: a sync that began before does not cover this
 
     def read_headers(self, first: int, count: int) -> list[memoryview]:
         """Headers of neighbouring slots, as many as the file has. Raises OSError."""

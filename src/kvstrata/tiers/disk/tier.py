@@ -10,6 +10,7 @@ from kvstrata.errors import ConfigError
 from kvstrata.tiers.disk.files import Files, SystemFiles
 from kvstrata.tiers.disk.folder import Folder
 from kvstrata.tiers.disk.index import Entry
+from kvstrata.tiers.disk.integrity import check_integrity
 from kvstrata.tiers.disk.opening import check_size, open_files
 from kvstrata.tiers.disk.options import DiskOptions
 from kvstrata.tiers.disk.reading import Reader
@@ -120,6 +121,10 @@ class DiskTier:
 
     def usage(self) -> TierUsage:
         return self._store.usage()
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if an invariant does not hold; at a time of no requests."""
+        check_integrity(self._store)
 
     def drain(self) -> None:
         self._store.wait("store")
