@@ -27,6 +27,7 @@ MissReason = Literal[
     "length",
     "header_checksum",
     "payload_checksum",
+    "signature",  # not signed by the key that was given
     "io_error",
     "closed",
 ]
@@ -45,12 +46,14 @@ class StoreContext:
     """Whose blocks a tier keeps.
 
     fingerprint: of the model, 32 bytes; blocks of others are not found. block_size: tokens a block.
-    payload_bytes: of a block, for each layer group in order.
+    payload_bytes: of a block, for each layer group in order. chained: for each group whether a block is worth
+    nothing without those before it, which holds for full attention and not for windows (None: in all groups).
     """
 
     fingerprint: bytes
     block_size: int
     payload_bytes: tuple[int, ...]
+    chained: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,8 @@ class TierUsage:
     """What a tier holds and has done; bytes of capacity None: unbounded.
 
     records: of all fingerprints. evictions: by reason (`space`, `expired`, `quota`, `quarantined`,
-    `deleted`).
-    misses: loads that failed, by `MissReason`. drops: stores that were not kept, by `DropReason`.
+    `replaced`, `deleted`). misses: loads that failed, by `MissReason`. drops: stores that were not kept, by
+    `DropReason`.
     """
 
     used_bytes: int = 0
