@@ -16,6 +16,7 @@ KV_DTYPES = ("fp32", "bf16", "fp16")
 WEIGHT_MODES = ("auto", "int8", "int4", "bf16", "fp32")
 POLICIES = ("lru", "lrfu", "fifo", "ttl")
 LOAD_MODES = ("auto", "always", "never")
+LoadMode = Literal["auto", "always", "never"]
 DEVICES = ("auto", "cpu", "cuda")
 MAX_THREADS = 1024  # each costs memory and a place among the processes; no machine gains from more
 
@@ -120,7 +121,7 @@ class EngineConfig:
     seed: int | None = None
     chat_template: str | None = None
     tiers: Sequence[str] = ()
-    load_mode: Literal["auto", "always", "never"] = "auto"
+    load_mode: LoadMode = "auto"
     audit: float = 0.0
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.integrity import verify
 from kvstrata.cache.keys import KEY_BYTES, Extras, KeyChain, TokenIds
 from kvstrata.cache.layout import BlockLayout
+from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
 from kvstrata.cache.stats import CacheStats, collect
 from kvstrata.cache.table import CacheSequence
@@ -82,6 +83,7 @@ class KVCache:
         self._contents = Contents(self.groups, fingerprint, clock, on_evict, on_publish)
         self._sequences: dict[int, CacheSequence] = {}
         self._ttl = ttl
+        self.clock = clock
         self._digest_bytes = digest_bytes
 
     @property
@@ -326,6 +328,11 @@ class KVCache:
         """The block that holds the content of a key in a group; None if it cannot be found."""
         node = self._contents.index.get(key)
         return None if node is None or node.blocks[group] == NO_BLOCK else node.blocks[group]
+
+    def meta_of(self, key: bytes, group: int) -> Meta | None:
+        """What the policy was told of a block that can be found."""
+        block = self.block_of(key, group)
+        return None if block is None else self.groups[group].metas[block]
 
     def content_of(self, key: bytes) -> bytes | None:
         """What `KeyChain.contents` has of a key that can be found."""

@@ -15,8 +15,8 @@ class GroupStats:
     """One layer group. Blocks: total = free + cached + held; reserved: promised, not taken yet.
 
     evictions: blocks made unfindable, by reason (space, expired, unreachable, reset, wrong). copies: shared
-    blocks copied before a write. published: blocks made findable. merged: blocks given up because their content
-    was there already. waste_slots: slots in blocks of sequences that hold no token's K and V yet.
+    blocks copied before a write. published: blocks made findable. merged: blocks given up because their
+    content was there already. waste_slots: slots in blocks of sequences that hold no token's K and V yet.
     """
 
     total: int

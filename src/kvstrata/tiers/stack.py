@@ -172,6 +172,10 @@ class TierStack:
         future = handle.load(wanted, into)
         return Load(tier, future, wanted, nbytes=nbytes, due=due, clock=self._clock)
 
+    def has_room(self, group: int) -> bool:
+        """Whether some tier would get a block of this layer group that is offered now."""
+        return self._queue.has_room(group)
+
     def offer(self, offers: Sequence[Offer], above: int | None = None) -> list[bool]:
         """Queue blocks for all tiers, or those above one; whether any will get each."""
         return self._queue.offer(offers, range(len(self._handles) if above is None else above))

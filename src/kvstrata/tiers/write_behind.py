@@ -42,10 +42,10 @@ class Settled:
 class _Batch:
     """Records that tiers are storing from their slots."""
 
-    def __init__(self, records: list[Record], slots: list[int]) -> None:
-        self.records = records
-        self.slots = slots
-        self.dropped: list[DropReason | None] = ["io_error"] * len(records)
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.slots: list[int] = []
+        self.dropped: list[DropReason | None] = []  # None as soon as one tier has kept it
         self.waiting = 0
 
 
@@ -71,6 +71,13 @@ class WriteBehind:
         """Whether some tier is still storing."""
         return self._batches > 0
 
+    def has_room(self, group: int) -> bool:
+        """Whether some tier would get a block of this group that is offered now."""
+        return self._arena.free(group) > 0 and any(
+            handle.breaker.state != "open" and under_way[group] < self._share
+            for handle, under_way in zip(self._handles, self._under_way, strict=True)
+        )
+
     def offer(self, offers: Sequence[Offer], tiers: Sequence[int]) -> list[bool]:
         """Copy blocks aside for these tiers; which of them some tier will get."""
         takers = [tier for tier in tiers if self._handles[tier].breaker.state != "open"]
@@ -79,7 +86,7 @@ class WriteBehind:
         begin = time.perf_counter()
         taken: list[bool] = []
         records: dict[int, list[int]] = {tier: [] for tier in takers}
-        batch = _Batch([], [])
+        batch = _Batch()
         for offer in offers:
             group = offer.identity.address.group
             free = [tier for tier in takers if self._under_way[tier][group] < self._share]
@@ -118,6 +125,7 @@ class WriteBehind:
         np.copyto(aside, offer.payload)
         batch.records.append(Record(offer.identity, offer.meta, aside.data))
         batch.slots.append(slot)
+        batch.dropped.append("io_error")
         self.copied_bytes += len(aside)
 
     def _send(self, batch: _Batch, records: dict[int, list[int]]) -> None:
