@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from toy import FakeClock, Toy, make_toy
 
 from kvstrata import RequestOptions, SamplingParams
+from kvstrata.cache.keys import Extras
 from kvstrata.engine.outputs import RequestOutput
 from kvstrata.tiers.ram import RamTier
-from kvstrata.tiers.tier import StoreContext, Tier
+from kvstrata.tiers.tier import Address, StoreContext, Tier
 
 BLOCK = 4
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -182,21 +183,13 @@ def test_hits_in_a_lower_tier_are_promoted() -> None:
     ask(toy, "a", prompt_of(1, 33))
     toy.settle()
     upper = made[0]
-    keys = toy.cache.chain(prompt_of(1, 33), _no_extras()).keys
-    from kvstrata.tiers.tier import Address
-
+    keys = toy.cache.chain(prompt_of(1, 33), Extras()).keys
     upper.delete([Address(key, 0) for key in keys])
     toy.engine.reset_cache()
     assert ask(toy, "b", prompt_of(1, 33)).usage.cached_by_source["faulty"] == 32
     toy.settle()
     toy.engine.reset_cache()
     assert ask(toy, "c", prompt_of(1, 33)).usage.cached_by_source["ram"] == 32
-
-
-def _no_extras():  # type: ignore[no-untyped-def]
-    from kvstrata.cache.keys import Extras
-
-    return Extras()
 
 
 def test_a_prefix_hit_often_stays_through_a_scan_of_four_pools() -> None:
@@ -217,7 +210,7 @@ def test_a_prefix_hit_often_stays_through_a_scan_of_four_pools() -> None:
 
 def test_a_pinned_prompt_stays_and_an_unpinned_one_goes() -> None:
     toy = make_toy(blocks=16, tiers=ram(16 * 4096))
-    extras = _no_extras()
+    extras = Extras()
     ask(toy, "kept", prompt_of(1, 29))
     assert toy.engine.pin(prompt_of(1, 29), extras) == 28
     for number in range(12):
@@ -225,6 +218,7 @@ def test_a_pinned_prompt_stays_and_an_unpinned_one_goes() -> None:
         toy.settle()
     assert ask(toy, "again", prompt_of(1, 29)).usage.cached_tokens == 28
     assert toy.engine.unpin(prompt_of(1, 29), extras)
+    toy.clock.now += 1e5
     for number in range(12):
         ask(toy, f"more {number}", prompt_of(40 + number, 33))
         toy.settle()
@@ -234,7 +228,7 @@ def test_a_pinned_prompt_stays_and_an_unpinned_one_goes() -> None:
 
 def test_a_pin_without_tiers_holds_the_pool_but_never_against_a_request() -> None:
     toy = make_toy(blocks=16)
-    extras = _no_extras()
+    extras = Extras()
     ask(toy, "kept", prompt_of(1, 29))
     assert toy.engine.pin(prompt_of(1, 29), extras, ttl=100.0) == 28
     for number in range(6):
@@ -256,7 +250,7 @@ def test_an_audit_finds_a_flipped_bit_and_removes_the_chain() -> None:
     toy = make_toy(tiers=make, audit=1.0)
     ask(toy, "a", prompt_of(1, 33))
     toy.settle()
-    [address] = [a for a in made[0].stored if a.key == toy.cache.chain(prompt_of(1, 33), _no_extras()).keys[4]]
+    [address] = [a for a in made[0].stored if a.key == toy.cache.chain(prompt_of(1, 33), Extras()).keys[4]]
     toy.engine.reset_cache()
     made[0].flipped = {address}
     ask(toy, "b", prompt_of(1, 33))
@@ -291,7 +285,7 @@ plans = st.lists(
 )
 @settings(max_examples=60, deadline=None)
 def test_random_requests_over_a_tiny_pool_and_tier(  # type: ignore[no-untyped-def]
-    plan, blocks, slots, queue, budget, windows, mode
+    *, plan, blocks, slots, queue, budget, windows, mode
 ) -> None:
     groups = len(windows)
     toy = make_toy(

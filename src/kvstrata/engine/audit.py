@@ -39,7 +39,7 @@ class Audit:
         self._cache = cache
         self._stack = stack
         self._scratch = scratch
-        self._share = share
+        self.share = share
         self._draws = random.Random(0)
         self._waiting: deque[tuple[KeyChain, int]] = deque()
 
@@ -51,7 +51,7 @@ class Audit:
     def loaded(self, sequence: Sequence, first: int, end: int) -> None:
         """Blocks of a sequence were loaded: some are noted to be checked."""
         for position in range(first, end):
-            if self._draws.random() < self._share:
+            if self._draws.random() < self.share:
                 if len(self._waiting) < _MOST_WAITING:
                     self._waiting.append((sequence.chain, position))
                 else:

@@ -31,6 +31,7 @@ from kvstrata.tiers.stack import TierStack
 _TIER_WAIT = 0.01  # seconds that a step waits for tiers where there is nothing else to do
 _STARVED = 30.0  # seconds
 _CLOSE_SECONDS = 30.0
+_PIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,14 @@ class Engine:
         """Do a piece of what can wait (audits), for when there are no requests; whether there is more."""
         return self.tiering is not None and self.tiering.tend()
 
+    def drain(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Wait until what was published is in the tiers, at most so many seconds."""
+        if self.tiering is not None:
+            self.tiering.drain(timeout)
+
     def pin(self, token_ids: Sequence[int], extras: Extras, ttl: float | None = None) -> int:
         """Keep the cached full blocks of a prompt for `ttl` seconds (None: until `unpin`); tokens kept."""
+        self.drain(_PIN_SECONDS)  # what was just computed is on its way to the tiers, which may hold it
         return self.pins.pin(self.cache.chain(token_ids, extras), ttl)
 
     def unpin(self, token_ids: Sequence[int], extras: Extras) -> bool:

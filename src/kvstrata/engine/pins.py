@@ -47,7 +47,6 @@ class Pins:
         addresses = [Address(key, group) for key in chain.keys for group in groups]
         below = [False] * len(addresses)
         if self._stack is not None and addresses:
-            self._stack.drain(5.0)  # what was just computed is on its way there
             below = self._stack.pin(addresses, deadline)
         have = [all(below[i : i + len(groups)]) for i in range(0, len(below), len(groups))]
         held = have.index(False) if False in have else len(have)

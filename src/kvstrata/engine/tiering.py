@@ -76,6 +76,14 @@ class Tiering:
             self.audit.check_one()
         return self.audit.pending
 
+    def drain(self, timeout: float) -> None:
+        """Wait until what was published is in the tiers, dirty blocks too, at most so many seconds."""
+        end = time.monotonic() + timeout
+        self.offload.settle(self.stack.drain(timeout))
+        while self.offload.dirty and time.monotonic() < end:
+            self.offload.flush()
+            self.offload.settle(self.stack.drain(max(0.0, end - time.monotonic())))
+
     def stats(self) -> TieringStats:
         """Figures at this moment."""
         return TieringStats(
@@ -94,7 +102,5 @@ class Tiering:
         end = time.monotonic() + timeout
         while self.tend() and time.monotonic() < end - timeout / 2:
             pass
-        while self.offload.dirty and time.monotonic() < end:
-            self.stack.wait(0.05)
-            self.tend()
+        self.drain(max(0.0, end - timeout / 4 - time.monotonic()))
         self.stack.close(max(0.1, end - time.monotonic()))

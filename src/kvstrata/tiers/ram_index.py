@@ -136,7 +136,7 @@ class RamIndex:
             for key in policy.expired(now):
                 self.remove(Address(key, number), "expired")
         stride = self._arena.stride(group)
-        while self._quota is not None and salt and self._salt_bytes[salt] + stride > self._quota:
+        while self._quota is not None and self._salt_bytes[salt] + stride > self._quota:
             own = self._salted.get((salt, group))
             if own is None or not self._evict_one(group, own, now, "quota"):
                 return "quota", None
@@ -156,7 +156,8 @@ class RamIndex:
 
     def _policies_of(self, address: Address, entry: Entry) -> list[EvictionPolicy]:
         policies = [self._policies[address.group]]
-        if self._quota is not None and (salt := salt_of(entry.extras)):
+        if self._quota is not None:
+            salt = salt_of(entry.extras)
             own = self._salted.get((salt, address.group))
             if own is None:
                 own = self._salted[salt, address.group] = make_policy(self._policy_name)
