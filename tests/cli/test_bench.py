@@ -122,3 +122,26 @@ def test_what_cannot_be_measured_is_one_line(
 ) -> None:
     assert main(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_policies_replays_a_trace_through_all_of_them(tmp_path: Path) -> None:
+    rows = [{"timestamp": 1000 * n, "hash_ids": [0, 1, 2 + n % 3]} for n in range(30)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = figures("policies", "--trace", str(trace), "--capacity", "3", "--capacity", "10")
+    assert result["hit_ratio"].keys() == result["thrash"].keys() == {"lru", "lrfu", "fifo", "ttl"}
+    assert result["unbounded_hit_ratio"] == pytest.approx(85 / 90)
+    for name, ratios in result["hit_ratio"].items():
+        assert ratios["10"] == pytest.approx(85 / 90)
+        assert ratios["3"] == pytest.approx(58 / 90)
+        assert result["thrash"][name]["10"] == 0
+        assert result["thrash"][name]["3"] > 0.8
+    missing = subprocess.run(
+        [sys.executable, "-m", "kvstrata", "bench", "policies", "--trace", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert missing.returncode == 1
+    assert "cannot be read" in missing.stderr

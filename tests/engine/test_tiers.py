@@ -268,7 +268,15 @@ def test_an_audit_finds_a_flipped_bit_and_removes_the_chain() -> None:
 
 
 plans = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(1, 40), st.integers(1, 12), st.integers(0, 3)),
+    st.tuples(
+        st.integers(0, 4),  # which prefix
+        st.integers(1, 40),  # its tokens
+        st.integers(1, 12),  # own tokens
+        st.integers(0, 3),  # steps before the next
+        st.sampled_from([1, 1, 2]),  # answers
+        st.integers(-1, 1),  # priority
+        st.one_of(st.none(), st.none(), st.integers(0, 4)),  # steps until it is aborted
+    ),
     min_size=1,
     max_size=12,
 )
@@ -298,16 +306,39 @@ def test_random_requests_over_a_tiny_pool_and_tier(  # type: ignore[no-untyped-d
     )
     results: dict[str, RequestOutput] = {}
     asked = []
-    for number, (which, shared, own, pause) in enumerate(plan):
-        prompt = [*prompt_of(which, shared), *(91 + (number + i) % 4 for i in range(own))]
-        asked.append(prompt[:40])
-        toy.engine.add_request(str(number), prompt[:40], GREEDY)
+    aborts: dict[str, int] = {}
+
+    def step() -> None:
+        for name in [name for name, left in aborts.items() if left == 0]:
+            toy.engine.abort(name)
+            del aborts[name]
+        for name in aborts:
+            aborts[name] -= 1
+        toy.clock.now += 1.0
+        results.update({d.request_id: d.result for d in toy.step() if d.result is not None})
+
+    for number, (which, shared, own, pause, n, priority, abort) in enumerate(plan):
+        prompt = [*prompt_of(which, shared), *(91 + (number + i) % 4 for i in range(own))][:40]
+        params = SamplingParams(n=n, seed=number, max_tokens=6, ignore_eos=True)
+        asked.append((prompt, params))
+        options = RequestOptions(priority=priority)
+        toy.engine.add_request(str(number), prompt, params, options=options)
+        if abort is not None:
+            aborts[str(number)] = abort
         for _ in range(pause):
-            toy.clock.now += 1.0
-            results.update({d.request_id: d.result for d in toy.step() if d.result is not None})
-    results.update(toy.run())
-    for number, prompt in enumerate(asked):
-        expected = make_toy(blocks=256, windows=windows, token_budget=256)
-        assert results[str(number)].outputs[0].token_ids == ask(expected, "x", prompt).outputs[0].token_ids
+            step()
+    for _ in range(3000):
+        if toy.engine.has_unfinished:
+            step()
+    for number, (prompt, params) in enumerate(asked):
+        alone = make_toy(blocks=256, windows=windows, token_budget=256)
+        alone.engine.add_request("x", prompt, params)
+        expected = alone.run()["x"]
+        for output in results[str(number)].outputs:
+            tokens = expected.outputs[output.index].token_ids
+            assert output.token_ids == (
+                tokens[: len(output.token_ids)] if output.finish_reason == "abort" else tokens
+            )
     toy.settle()
+    toy.step()
     toy.assert_idle()

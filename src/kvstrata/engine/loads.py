@@ -7,6 +7,7 @@ until the tier is done with it, whatever became of the request. Only the engine'
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ from kvstrata.tiers.tier import Address, Identity
 
 _LOOKUP_WAIT = 0.002  # seconds that admission waits for tiers that answer at once, as those in memory do
 _LOOKUP_AGE = 1.0  # seconds after which an answer is asked for anew
+_MOST_ASKED = 16  # questions that wait for an answer at a time
 _TRY_ANYWAY = 32  # so many times what was slow is left out before it is tried again
 
 
@@ -73,6 +75,7 @@ class Loads:
         self._loading: list[_Loading] = []
         self._abandoned: list[tuple[CacheSequence, list[Load]]] = []
         self._asked = 0
+        self._patience = 0.0
         self._left_out = 0
 
     @property
@@ -95,11 +98,14 @@ class Loads:
         asked = sequence.asked
         now = self._clock()
         if asked is None or asked.first > first or now - asked.at > _LOOKUP_AGE:
+            if self._asked >= _MOST_ASKED:
+                self._asked += 1
+                return None
             keys = sequence.chain.keys[first:end]
             groups = range(len(self._windows))
             addresses = [Address(key, group) for group in groups for key in keys]
             asked = sequence.asked = Asked(first, now, self._stack.lookup(addresses))
-            asked.lookup.wait(_LOOKUP_WAIT)
+            asked.lookup.wait(self._patience - time.monotonic())
         if not asked.lookup.done:
             self._asked += 1
             return None
@@ -108,6 +114,7 @@ class Loads:
     def begin_admission(self) -> None:
         """Sequences are going to be considered: those that wait for an answer are counted anew."""
         self._asked = 0
+        self._patience = time.monotonic() + _LOOKUP_WAIT
 
     def opened(self, sequence: Sequence, plan: LoadPlan) -> None:
         """A sequence has its place: note why what is not loaded is computed."""

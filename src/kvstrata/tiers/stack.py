@@ -22,6 +22,7 @@ T = TypeVar("T")
 QUEUE_BYTES = 256 << 20
 TIMEOUT_SECONDS = 10.0
 NOWHERE = -1
+_USAGE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Lookup:
         places = [NOWHERE] * len(self.addresses)
         for tier in reversed(range(len(self._answers))):
             answer = self._answers[tier]
-            if answer.done() and answer.exception() is None:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
                 for number, there in enumerate(answer.result()):
                     if there:
                         places[number] = tier
@@ -149,6 +150,7 @@ class TierStack:
         self._handles = [TierHandle(tier, timeout, clock, self._woken) for tier in tiers]
         self._queue = WriteBehind(self._handles, context.payload_bytes, queue_bytes)
         self._closed = False
+        self._usages = [TierUsage() for _ in tiers]
         self.names = tuple(tier.name for tier in tiers)
 
     def __len__(self) -> int:
@@ -222,7 +224,7 @@ class TierStack:
         return [
             TierStats(
                 name=handle.name,
-                usage=handle.tier.usage(),
+                usage=self._usage(number, handle),
                 state=handle.breaker.state,
                 trips=handle.breaker.trips,
                 load=handle.loads.speed,
@@ -233,8 +235,13 @@ class TierStack:
                     if name == handle.name
                 },
             )
-            for handle in self._handles
+            for number, handle in enumerate(self._handles)
         ]
+
+    def _usage(self, number: int, handle: TierHandle) -> TierUsage:
+        """What a tier says of itself, or said last where it does not answer."""
+        self._usages[number] = _within(handle.post(handle.tier.usage), _USAGE_SECONDS) or self._usages[number]
+        return self._usages[number]
 
     def wait(self, timeout: float) -> None:
         """Wait until some call of a tier has ended since the last `collect`, at most so many seconds."""
