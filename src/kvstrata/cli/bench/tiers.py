@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from kvstrata.cache.layout import ALIGNMENT
 from kvstrata.cli.loading import load, progress_bar
 from kvstrata.cli.options import with_settings
 from kvstrata.cli.output import JsonFlag, emit_json, stdout_console
@@ -62,10 +63,12 @@ def measure(config: EngineConfig, folder: Path, prompt: int, nbytes: int, repeat
     """All figures, with a bar on stderr."""
     ttft, identical, sources = _first_tokens(config, folder, prompt)
     from kvstrata.cli.bench.tier_moves import Blocks, disk_ratios, ram_ratios  # noqa: PLC0415  (torch is slow)
+    from kvstrata.tiers.tier import StoreContext  # noqa: PLC0415
 
     with progress_bar() as bar:
         task = bar.add_task("tiers", total=2)
-        blocks = Blocks(_context(config), nbytes)
+        context = StoreContext(b"b" * 32, config.block_size, (max(_payloads(config)),))
+        blocks = Blocks(context, nbytes)
         ram = ram_ratios(blocks, repeats)
         bar.advance(task)
         disk = disk_ratios(blocks, folder / "moves", repeats)
@@ -80,18 +83,17 @@ def measure(config: EngineConfig, folder: Path, prompt: int, nbytes: int, repeat
     }
 
 
-def _context(config: EngineConfig) -> Any:
+def _payloads(config: EngineConfig) -> tuple[int, ...]:
+    """Bytes of a block in each layer group of the model."""
     from kvstrata.engine.build import block_layouts  # noqa: PLC0415  (torch is slow to import)
     from kvstrata.models.locate import locate  # noqa: PLC0415
     from kvstrata.models.source import open_source  # noqa: PLC0415
-    from kvstrata.tiers.tier import StoreContext  # noqa: PLC0415
 
     source = open_source(locate(config.model))
     try:
-        payloads = tuple(layout.payload_bytes for layout in block_layouts(source.config, config))
+        return tuple(layout.payload_bytes for layout in block_layouts(source.config, config))
     finally:
         source.close()
-    return StoreContext(b"b" * 32, config.block_size, (max(payloads),))
 
 
 def _first_tokens(
@@ -134,7 +136,7 @@ def _first_tokens(
 def _ram_bytes(config: EngineConfig, prompt: int) -> int:
     """Room for some such prompts."""
     blocks = 4 * (-(-prompt // config.block_size) + 16)
-    return blocks * len(_context(config).payload_bytes) * 2 * (max(_context(config).payload_bytes) + 4096)
+    return blocks * sum(payload + ALIGNMENT for payload in _payloads(config))
 
 
 def _ask(llm: LLM, ids: list[int]) -> RequestOutput:
