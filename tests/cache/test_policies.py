@@ -112,7 +112,7 @@ def test_unknown_policy_is_named_with_those_there_are() -> None:
 
 def decayed(uses: list[float]) -> float:
     """Half-lives times log2 of all uses, each weighed with 2 to the power of its time."""
-    return 600.0 * math.log2(math.fsum(2.0 ** (use / 600.0) for use in uses))
+    return 120.0 * math.log2(math.fsum(2.0 ** (use / 120.0) for use in uses))
 
 
 def reference_victim(

@@ -18,7 +18,7 @@ Rank = tuple[float, ...]
 # A level of priority is worth so many seconds of recency: important content stays longer, not for ever.
 PRIORITY_SECONDS = 600.0
 # Of `lrfu`: a use counts half as much after so many seconds.
-HALF_LIFE_SECONDS = 600.0
+HALF_LIFE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)

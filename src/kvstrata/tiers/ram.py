@@ -214,42 +214,72 @@ class RamTier:
         return Loaded(None, entry.meta.deadline, entry.meta)
 
     def _store(self, records: Sequence[Record]) -> list[Stored]:
+        """Find slots for all under the lock, copy without it, and enter them under it again.
+
+        The slots are in no index meanwhile: nobody sees one half written.
+        """
         begin = time.perf_counter()
-        outcomes = [self._store_one(record) for record in records]
         with self._lock:
+            now = self._clock()
+            outcomes, slots = self._place(records, now)
+        placed = [(r, slot) for r, slot in zip(records, slots, strict=True) if slot is not None]
+        for record, slot in placed:
+            source = np.frombuffer(record.payload, dtype=np.uint8)
+            np.copyto(self._arena.view(record.identity.address.group, slot), source)
+        with self._lock:
+            for record, slot in placed:
+                deadline = min(record.meta.deadline, now + self._ttl)
+                self._index.insert(
+                    record.identity.address, Entry(slot, record.identity, record.meta, deadline), now
+                )
+                self._counts.stored_bytes += record.payload.nbytes
+            self._counts.stores += len(placed)
             self._counts.store_seconds += time.perf_counter() - begin
         return outcomes
 
-    def _store_one(self, record: Record) -> Stored:
-        identity, group = record.identity, record.identity.address.group
-        with self._lock:
-            now = self._clock()
-            dropped, slot = self._place(record, now)
-            if dropped is not None:
-                self._counts.drops[dropped] += 1
-            if slot is None:
-                return Stored(dropped)
-        # The slot is in no index yet: nobody can see it half written.
-        np.copyto(self._arena.view(group, slot), np.frombuffer(record.payload, dtype=np.uint8))
-        with self._lock:
-            entry = Entry(slot, identity, record.meta, min(record.meta.deadline, now + self._ttl))
-            self._index.insert(identity.address, entry, now)
-            self._counts.stores += 1
-            self._counts.stored_bytes += len(record.payload)
-        return Stored()
+    def _place(self, records: Sequence[Record], now: float) -> tuple[list[Stored], list[int | None]]:
+        """Outcomes, and a slot for each record that is new and has room."""
+        outcomes = [Stored()] * len(records)
+        slots: list[int | None] = [None] * len(records)
+        new: list[int] = []
+        planned: Counter[str] = Counter()
+        seen: set[Address] = set()
+        for number, record in enumerate(records):
+            address, payload = record.identity.address, self._payload_bytes[record.identity.address.group]
+            if record.payload.nbytes != payload:
+                outcomes[number] = self._dropped("too_big")
+            elif address not in seen and not self._is_here(record, now):
+                seen.add(address)
+                salt = salt_of(record.identity.extras)
+                if self._index.fits_quota(salt, address.group, planned[salt], now):
+                    planned[salt] += self._arena.stride(address.group)
+                    new.append(number)
+                else:
+                    outcomes[number] = self._dropped("quota")
+        wanted = Counter(records[number].identity.address.group for number in new)
+        for group, count in wanted.items():
+            self._index.make_room(group, count, now)
+        for number in new:
+            slots[number] = self._arena.take(records[number].identity.address.group)
+            if slots[number] is None:
+                outcomes[number] = self._dropped("full")
+        return outcomes, slots
 
-    def _place(self, record: Record, now: float) -> tuple[DropReason | None, int | None]:
-        """A slot for a record; or neither slot nor reason where it is here already."""
+    def _is_here(self, record: Record, now: float) -> bool:
+        """Whether the block is kept already: then it was used. Other content under its address goes."""
         address = record.identity.address
-        if record.payload.nbytes != self._payload_bytes[address.group]:
-            return "too_big", None
         known = self._index.get(address, now)
-        if known is not None:
-            if known.holds(record.identity):
-                self._index.touch([address], now)
-                return None, None
-            self._index.remove(address, "quarantined")
-        return self._index.make_room(address.group, salt_of(record.identity.extras), now)
+        if known is None:
+            return False
+        if known.holds(record.identity):
+            self._index.touch([address], now)
+            return True
+        self._index.remove(address, "quarantined")
+        return False
+
+    def _dropped(self, reason: DropReason) -> Stored:
+        self._counts.drops[reason] += 1
+        return Stored(reason)
 
 
 def _or_closed(future: Future[T], instead: T) -> Future[T]:

@@ -13,7 +13,7 @@ from kvstrata.cache.keys import salt_of
 from kvstrata.cache.policies import make_policy
 from kvstrata.cache.policy import EvictionPolicy, Meta
 from kvstrata.tiers.arena import SlotArena
-from kvstrata.tiers.tier import Address, DropReason, Identity
+from kvstrata.tiers.tier import Address, Identity
 
 EvictReason = Literal["space", "expired", "quota", "quarantined", "deleted"]
 
@@ -129,30 +129,36 @@ class RamIndex:
             self._arena.give(address.group, entry.slot)
         return True
 
-    def make_room(self, group: int, salt: str, now: float) -> tuple[DropReason | None, int | None]:
-        """A slot for one more block of a salt, from the expired, its own, or the policy's victims."""
+    def fits_quota(self, salt: str, group: int, planned: int, now: float) -> bool:
+        """Whether a salt may have one more block beside `planned` bytes, after others of it have gone."""
+        stride = self._arena.stride(group)
+        while self._quota is not None and self._salt_bytes[salt] + planned + stride > self._quota:
+            own = self._salted.get((salt, group))
+            if own is None or not self._evict(group, own, 1, now, "quota"):
+                return False
+        return True
+
+    def make_room(self, group: int, count: int, now: float) -> None:
+        """Let the expired go, then the policy's victims, until so many slots are free or none can go."""
         self._end_pins(now)
         for number, policy in enumerate(self._policies):
             for key in policy.expired(now):
                 self.remove(Address(key, number), "expired")
-        stride = self._arena.stride(group)
-        while self._quota is not None and self._salt_bytes[salt] + stride > self._quota:
-            own = self._salted.get((salt, group))
-            if own is None or not self._evict_one(group, own, now, "quota"):
-                return "quota", None
-        if not self._arena.free(group) and not self._evict_one(group, self._policies[group], now, "space"):
-            return "full", None
-        slot = self._arena.take(group)
-        return (None if slot is not None else "full"), slot
+        missing = count - self._arena.free(group)
+        if missing > 0:
+            self._evict(group, self._policies[group], missing, now, "space")
 
     def clear(self) -> None:
         """Forget all."""
         for address in list(self._entries):
             self.remove(address, "deleted")
 
-    def _evict_one(self, group: int, policy: EvictionPolicy, now: float, reason: EvictReason) -> bool:
-        victims = policy.victims(1, _Pinned(self._entries, group, now), now)
-        return any(self.remove(Address(key, group), reason) for key in victims)
+    def _evict(self, group: int, policy: EvictionPolicy, count: int, now: float, reason: EvictReason) -> bool:
+        """Remove up to `count` victims of a policy; whether there were any."""
+        victims = policy.victims(count, _Pinned(self._entries, group, now), now)
+        for key in victims:
+            self.remove(Address(key, group), reason)
+        return bool(victims)
 
     def _policies_of(self, address: Address, entry: Entry) -> list[EvictionPolicy]:
         policies = [self._policies[address.group]]

@@ -137,7 +137,7 @@ def ram_ratios(blocks: Blocks, repeats: int) -> dict[str, float | bool]:
     """Store and load rates of the RAM tier as shares of memcpy's; the best of so many runs each, in turns."""
     room = 2 * blocks.count * -(-blocks.payload // 4096) * 4096
     one = StoreContext(blocks.context.fingerprint, blocks.context.block_size, (blocks.payload,))
-    tier = open_tier(f"ram://?size={room}", one)
+    tier = open_tier(f"ram://?size={room}&policy=lru", one)
     best = {"memcpy": float("inf"), "store": float("inf"), "load": float("inf")}
     identical = True
     try:
