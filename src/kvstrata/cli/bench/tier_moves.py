@@ -66,18 +66,13 @@ def memcpy_seconds(blocks: Blocks) -> float:
 
 def store_seconds(tier: Tier, blocks: Blocks, identities: list[Identity]) -> float:
     """Of storing all blocks until they are where they will be."""
+    records = [
+        Record(identity, Meta(parent=identity.parent, depth=n), blocks.part(blocks.source, n))
+        for n, identity in enumerate(identities)
+    ]
 
     def run() -> None:
-        futures = []
-        for batch in _batches(blocks.count):
-            records = [
-                Record(
-                    identities[n], Meta(parent=identities[n].parent, depth=n), blocks.part(blocks.source, n)
-                )
-                for n in batch
-            ]
-            futures.append(tier.store(records))
-        for future in futures:
+        for future in [tier.store(records[batch]) for batch in _batches(blocks.count)]:
             future.result()
         tier.drain()
 
@@ -87,14 +82,12 @@ def store_seconds(tier: Tier, blocks: Blocks, identities: list[Identity]) -> flo
 def load_seconds(tier: Tier, blocks: Blocks, identities: list[Identity]) -> tuple[float, bool]:
     """Of loading all blocks, and whether all came and are the bytes that were stored."""
     blocks.target[:] = 0
+    memory = [blocks.part(blocks.target, n) for n in range(blocks.count)]
     came = True
 
     def run() -> None:
         nonlocal came
-        futures = [
-            tier.load([identities[n] for n in batch], [blocks.part(blocks.target, n) for n in batch])
-            for batch in _batches(blocks.count)
-        ]
+        futures = [tier.load(identities[batch], memory[batch]) for batch in _batches(blocks.count)]
         came = all(outcome.miss is None for future in futures for outcome in future.result())
 
     seconds = seconds_of(run)
@@ -200,5 +193,5 @@ def _fresh(folder: Path, store: Path, context: StoreContext, room: int) -> Itera
         shutil.rmtree(store, ignore_errors=True)
 
 
-def _batches(count: int) -> list[range]:
-    return [range(begin, min(begin + _BATCH, count)) for begin in range(0, count, _BATCH)]
+def _batches(count: int) -> list[slice]:
+    return [slice(begin, begin + _BATCH) for begin in range(0, count, _BATCH)]
