@@ -145,3 +145,21 @@ def test_policies_replays_a_trace_through_all_of_them(tmp_path: Path) -> None:
     )
     assert missing.returncode == 1
     assert "cannot be read" in missing.stderr
+
+
+@needs_kernels
+@pytest.mark.usefixtures("smollm2_path")
+def test_tiers_has_the_promised_ratios_and_answers_that_agree(tmp_path: Path) -> None:
+    sizes = ("--prompt", "64", "--megabytes", "8", "--repeats", "1", "--folder", str(tmp_path))
+    result = figures("tiers", *sizes, *SMALL_POOL, "--load-mode", "always")
+    for name in ("ram_store_vs_memcpy", "ram_load_vs_memcpy", "disk_store_vs_plain", "disk_load_vs_plain"):
+        assert result[name] > 0
+    assert result["ttft_ms"].keys() == {"cold", "pool", "ram", "disk_restart"}
+    assert result["cached_by_source"] == {
+        "cold": {},
+        "pool": {"pool": 64},
+        "ram": {"ram": 64},
+        "disk_restart": {"disk": 64},
+    }
+    assert result["identical"] is True
+    assert list(tmp_path.iterdir()) == []

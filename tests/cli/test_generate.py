@@ -77,7 +77,7 @@ def test_demo_json() -> None:
         (("generate",), 2, "prompt"),
         (("generate", "x", "--kv-memory", "lots"), 2, "--kv-memory is 'lots'; give a size"),
         (("generate", "x", "--temperature", "-1"), 2, "--temperature is -1.0"),
-        (("generate", "x", "--policy", "mru"), 2, "--policy is 'mru'; choose one of lru, fifo, ttl"),
+        (("generate", "x", "--policy", "mru"), 2, "--policy is 'mru'; choose one of lru, lrfu, fifo, ttl"),
         (("generate", "x", "--raw", "--system", "y"), 2, "--system goes with the chat format"),
         (("generate", "", *POOL, "--raw"), 1, "prompt is empty"),
         (("generate", "x", "--model", "no/such/file.gguf"), 1, "no/such/file.gguf"),

@@ -63,8 +63,8 @@ class LLM:
         self.loaded = loaded
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
-        # At the latest when the process ends, what was computed goes to the tiers.
-        self._closing = weakref.finalize(self, loaded.engine.close)
+        if config.tiers:  # at the latest when the process ends, what was computed goes there
+            weakref.finalize(self, loaded.engine.close)
         self._numbers = itertools.count()
         self._inboxes: dict[str, deque[Delta]] = {}
 
@@ -170,7 +170,7 @@ class LLM:
             self.engine.abort(request_id)
         self._pump()
         self._inboxes.clear()
-        self._closing()
+        self.engine.close()
 
     def __enter__(self) -> LLM:
         return self

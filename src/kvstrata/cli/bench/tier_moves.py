@@ -148,6 +148,8 @@ def ram_ratios(blocks: Blocks, repeats: int) -> dict[str, float | bool]:
     return {
         "ram_store_vs_memcpy": best["memcpy"] / best["store"],
         "ram_load_vs_memcpy": best["memcpy"] / best["load"],
+        "ram_store_gb_s": blocks.nbytes / best["store"] / 1e9,
+        "ram_load_gb_s": blocks.nbytes / best["load"] / 1e9,
         "memcpy_gb_s": blocks.nbytes / best["memcpy"] / 1e9,
         "identical": identical,
     }
@@ -173,6 +175,8 @@ def disk_ratios(blocks: Blocks, folder: Path, repeats: int) -> dict[str, float |
     return {
         "disk_store_vs_plain": best["write"] / best["store"],
         "disk_load_vs_plain": best["read"] / best["load"],
+        "disk_store_gb_s": blocks.nbytes / best["store"] / 1e9,
+        "disk_load_gb_s": blocks.nbytes / best["load"] / 1e9,
         "plain_write_gb_s": blocks.nbytes / best["write"] / 1e9,
         "plain_read_gb_s": blocks.nbytes / best["read"] / 1e9,
         "identical": identical,

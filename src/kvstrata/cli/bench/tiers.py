@@ -152,19 +152,17 @@ def _said(result: RequestOutput) -> list[Any]:
 
 def _show(figures: Mapping[str, Any]) -> None:
     table = Table(
-        "tier", title=f"{figures['bytes'] / 2**20:,.0f} MiB in blocks of {figures['block_bytes']:,} B"
+        "GB/s", title=f"{figures['bytes'] / 2**20:,.0f} MiB in blocks of {figures['block_bytes']:,} B"
     )
-    for column in ("store / plain", "load / plain", "plain store GB/s", "plain load GB/s"):
+    for column in ("store", "of plain", "load", "of plain"):
         table.add_column(column, justify="right")
-    for name, plain, rates in (
-        ("ram", "memcpy", ("memcpy_gb_s", "memcpy_gb_s")),
-        ("disk", "plain", ("plain_write_gb_s", "plain_read_gb_s")),
-    ):
+    for name, plain in (("ram", "memcpy"), ("disk", "plain")):
         table.add_row(
             name,
+            f"{figures[f'{name}_store_gb_s']:.2f}",
             f"{figures[f'{name}_store_vs_{plain}']:.0%}",
+            f"{figures[f'{name}_load_gb_s']:.2f}",
             f"{figures[f'{name}_load_vs_{plain}']:.0%}",
-            *(f"{figures[rate]:.2f}" for rate in rates),
         )
     stdout_console().print(table)
     first = Table("prefix is", "first token after, ms", title="time to the first token")
