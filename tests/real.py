@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from kvstrata.engine.outputs import CompletionOutput, RequestOutput
 from kvstrata.models.decoder import Decoder
 from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
+from kvstrata.tiers.stack import TierStack
+from kvstrata.tiers.tier import StoreContext, Tier
+
+MakeTiers = Callable[[StoreContext], Sequence[Tier]]
 
 CPU = torch.device("cpu")
 # Where the two likeliest tokens are closer than this, products that are not batch-invariant may swap them.
@@ -36,18 +41,28 @@ class RealModel:
             source.close()
 
     def engine(
-        self, *, blocks: int = 128, token_budget: int = 512, kv_dtype: str = "fp32", **cache_settings: object
+        self,
+        *,
+        blocks: int = 128,
+        token_budget: int = 512,
+        kv_dtype: str = "fp32",
+        tiers: MakeTiers | None = None,
+        **cache_settings: object,
     ) -> Engine:
-        """A fresh engine with an empty pool, `blocks` in each layer group."""
+        """A fresh engine with an empty pool, `blocks` in each layer group, over what `tiers` makes."""
         layouts = block_layouts(self.decoder.config, EngineConfig(kv_dtype=kv_dtype))  # type: ignore[arg-type]
         cache = KVCache(
             layouts,
             [blocks] * len(layouts),
-            fingerprint=b"real",
+            fingerprint=b"real".ljust(32),
             device=CPU,
             max_chunk=token_budget,
             **cache_settings,  # type: ignore[arg-type]
         )
+        stack = None
+        if tiers is not None:
+            context = StoreContext(b"real".ljust(32), 16, tuple(layout.payload_bytes for layout in layouts))
+            stack = TierStack(tiers(context), context)
         return Engine(
             self.decoder,
             self.tokenizer,
@@ -58,6 +73,8 @@ class RealModel:
             token_budget=token_budget,
             device=CPU,
             seed=0,
+            tiers=stack,
+            load_mode="always",
         )
 
 

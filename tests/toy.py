@@ -8,7 +8,7 @@ every stored position, so that a stale slot raises at once.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,15 @@ from torch import Tensor
 from kvstrata.cache.formats import format_named
 from kvstrata.cache.layout import BlockLayout, LayerGroup
 from kvstrata.cache.manager import KVCache
+from kvstrata.config import LoadMode
 from kvstrata.engine.engine import Engine
 from kvstrata.engine.outputs import Delta, RequestOutput
 from kvstrata.models.batch import ForwardBatch, GroupBatch
 from kvstrata.models.tokenizer import Tokenizer, Vocabulary
+from kvstrata.tiers.stack import TierStack
+from kvstrata.tiers.tier import StoreContext, Tier
+
+MakeTiers = Callable[[StoreContext, "FakeClock"], Sequence[Tier]]
 
 VOCAB = 96
 EOS = 0
@@ -103,6 +108,7 @@ class Toy:
     model: ToyModel
     cache: KVCache
     clock: FakeClock
+    stack: TierStack | None = None
 
     def run(self, max_steps: int = 10_000) -> dict[str, RequestOutput]:
         """Step until idle, with the cache's invariants checked after every step; results by request id."""
@@ -114,6 +120,11 @@ class Toy:
                 if delta.result is not None:
                     results[delta.request_id] = delta.result
         raise AssertionError(f"not idle after {max_steps} steps")
+
+    def settle(self) -> None:
+        """Wait until what was published is in the tiers."""
+        assert self.stack is not None
+        self.stack.drain(10.0)
 
     def step(self) -> list[Delta]:
         deltas = self.engine.step()
@@ -136,8 +147,13 @@ def make_toy(
     max_model_len: int = 512,
     max_num_seqs: int = 16,
     token_budget: int = 32,
+    tiers: MakeTiers | None = None,
+    load_mode: LoadMode = "always",
+    audit: float = 0.0,
+    queue_bytes: int = 1 << 20,
     **cache_settings: object,
 ) -> Toy:
+    """tiers: makes the tiers, nearest first, for a context and the toy's clock."""
     kv_format = format_named("fp32")
     layouts = [
         BlockLayout(LayerGroup((g,), 1, 2, window), kv_format, block_size) for g, window in enumerate(windows)
@@ -153,6 +169,10 @@ def make_toy(
         **cache_settings,  # type: ignore[arg-type]
     )
     model = ToyModel(windows)
+    stack = None
+    if tiers is not None:
+        context = StoreContext(b"toy", block_size, tuple(layout.payload_bytes for layout in layouts))
+        stack = TierStack(tiers(context, clock), context, queue_bytes=queue_bytes, clock=clock)
     engine = Engine(
         model,
         toy_tokenizer(),
@@ -164,5 +184,8 @@ def make_toy(
         device=torch.device("cpu"),
         seed=0,
         clock=clock,
+        tiers=stack,
+        load_mode=load_mode,
+        audit=audit,
     )
-    return Toy(engine, model, cache, clock)
+    return Toy(engine, model, cache, clock, stack)

@@ -14,7 +14,9 @@ from kvstrata.errors import ConfigError
 
 KV_DTYPES = ("fp32", "bf16", "fp16")
 WEIGHT_MODES = ("auto", "int8", "int4", "bf16", "fp32")
-POLICIES = ("lru", "fifo", "ttl")
+POLICIES = ("lru", "lrfu", "fifo", "ttl")
+LOAD_MODES = ("auto", "always", "never")
+LoadMode = Literal["auto", "always", "never"]
 DEVICES = ("auto", "cpu", "cuda")
 MAX_THREADS = 1024  # each costs memory and a place among the processes; no machine gains from more
 
@@ -94,10 +96,13 @@ class EngineConfig:
     block_size: tokens a block. kv_memory: bytes of the pool (a number, or text such as `4GiB`), or `auto`.
     max_model_len: most tokens of a sequence, prompt and answer together (None: what model and pool allow).
     max_num_seqs: most sequences in one step. max_num_batched_tokens: token budget of a step.
-    policy: eviction order (`lru`, `fifo`, `ttl`). ttl: seconds a cached block lives (None: for ever).
+    policy: eviction order (`lru`, `lrfu`, `fifo`, `ttl`). ttl: seconds a cached block lives (None: for ever).
     prefix_caching: whether finished blocks are found again. threads: CPU threads (None: all cores).
     seed: seed for requests that bring none (None: random). chat_template: template text that replaces the
         model's own.
+    tiers: places below the pool, nearest first, as URLs (`ram://?size=4GiB`). load_mode: whether blocks found
+        there are loaded: `auto` where that is quicker than to compute them. audit: share of loaded blocks
+        that are computed again when there is nothing else to do, and compared bit for bit.
     """
 
     model: str | None = None
@@ -109,12 +114,15 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
-    policy: Literal["lru", "fifo", "ttl"] = "lru"
+    policy: Literal["lru", "lrfu", "fifo", "ttl"] = "lru"
     ttl: float | None = None
     prefix_caching: bool = True
     threads: int | None = None
     seed: int | None = None
     chat_template: str | None = None
+    tiers: Sequence[str] = ()
+    load_mode: LoadMode = "auto"
+    audit: float = 0.0
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -122,6 +130,7 @@ class EngineConfig:
             ("weights", WEIGHT_MODES),
             ("kv_dtype", KV_DTYPES),
             ("policy", POLICIES),
+            ("load_mode", LOAD_MODES),
         ):
             value = getattr(self, name)
             _check(value in choices, name, value, f"choose one of {', '.join(choices)}")
@@ -145,6 +154,19 @@ class EngineConfig:
         _check(self.policy != "ttl" or self.ttl is not None, "ttl", None, "policy ttl needs it, in seconds")
         if self.kv_memory != "auto":
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+
+        tiers = (self.tiers,) if isinstance(self.tiers, str) else _listed(self.tiers)
+        _check(
+            tiers is not None and len(tiers) <= 16 and all(isinstance(t, str) and t for t in tiers),
+            "tiers",
+            self.tiers,
+            "it must be a list of URLs such as ram://?size=4GiB",
+        )
+        object.__setattr__(self, "tiers", tiers)
+        _check(
+            self.prefix_caching or not tiers, "tiers", self.tiers, "they need prefix_caching, which is off"
+        )
+        _check_number("audit", self.audit, 0, 1)
 
     @classmethod
     def from_mapping(cls, settings: dict[str, Any]) -> EngineConfig:

@@ -287,7 +287,7 @@ def test_same_requests_give_the_same_victims(
         assert victims_of_one_script(make_cache(5, policy=policy, ttl=60.0), clock) == order
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "ttl"])
+@pytest.mark.parametrize("policy", ["lru", "lrfu", "fifo", "ttl"])
 def test_tail_is_evicted_before_head(make_cache: MakeCache, clock: FakeClock, policy: str) -> None:
     cache = make_cache(4, policy=policy, ttl=60.0)
     run = start(cache, A)

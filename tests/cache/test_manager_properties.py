@@ -23,7 +23,7 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         windows=st.sampled_from([(None,), (None, 6), (7,), (None, 3, 9), (1, None)]),
         blocks=st.integers(9, 16),
-        policy=st.sampled_from(["lru", "fifo", "ttl"]),
+        policy=st.sampled_from(["lru", "lrfu", "fifo", "ttl"]),
         digest_bytes=st.sampled_from([1, 32]),
     )
     def build(self, windows: tuple[int | None, ...], blocks: int, policy: str, digest_bytes: int) -> None:

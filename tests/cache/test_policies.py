@@ -11,7 +11,7 @@ from kvstrata.cache.policies import make_policy
 from kvstrata.cache.policy import EvictionPolicy, Meta
 from kvstrata.errors import ConfigError
 
-NAMES = ("lru", "fifo", "ttl")
+NAMES = ("lru", "lrfu", "fifo", "ttl")
 
 
 def drain(policy: EvictionPolicy, now: float = 100.0, pinned: frozenset[bytes] = frozenset()) -> str:
@@ -28,11 +28,11 @@ def script(name: str) -> EvictionPolicy:
     return policy
 
 
-GOLDEN = {"lru": "cadb", "fifo": "abcd", "ttl": "dbac"}
+GOLDEN = {"lru": "cadb", "lrfu": "cabd", "fifo": "abcd", "ttl": "dbac"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_three_policies_differ_on_one_script(name: str) -> None:
+def test_the_policies_differ_on_one_script(name: str) -> None:
     policy = make_policy(name)
     for born, (key, deadline) in enumerate([(b"a", 400.0), (b"b", 300.0), (b"c", 500.0), (b"d", 200.0)]):
         policy.insert(key, Meta(parent=b"root", born=born, deadline=deadline), float(born))
@@ -106,15 +106,23 @@ def test_pinning_does_not_change_the_place_in_fifo() -> None:
 
 
 def test_unknown_policy_is_named_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="'mru' is unknown: choose one of lru, fifo, ttl"):
+    with pytest.raises(ConfigError, match="'mru' is unknown: choose one of lru, lrfu, fifo, ttl"):
         make_policy("mru")
 
 
-def reference_victim(entries: dict[bytes, tuple[Meta, float]], name: str, pinned: set[bytes]) -> bytes | None:
+def decayed(uses: list[float]) -> float:
+    """Half-lives times log2 of all uses, each weighed with 2 to the power of its time."""
+    return 120.0 * math.log2(math.fsum(2.0 ** (use / 120.0) for use in uses))
+
+
+def reference_victim(
+    entries: dict[bytes, tuple[Meta, list[float]]], name: str, pinned: set[bytes]
+) -> bytes | None:
     """The specification, by looking at all entries."""
     parents = {meta.parent for meta, _ in entries.values()}
     rank = {
-        "lru": lambda meta, used: (used,),
+        "lru": lambda meta, used: (used[-1],),
+        "lrfu": lambda meta, used: (decayed(used),),
         "fifo": lambda meta, used: (meta.born,),
         "ttl": lambda meta, used: (meta.deadline, meta.born),
     }[name]
@@ -131,7 +139,7 @@ def reference_victim(entries: dict[bytes, tuple[Meta, float]], name: str, pinned
 )
 def test_lazy_heap_agrees_with_looking_at_all_entries(name: str, script: list[tuple[str, int]]) -> None:
     policy = make_policy(name)
-    entries: dict[bytes, tuple[Meta, float]] = {}
+    entries: dict[bytes, tuple[Meta, list[float]]] = {}
     pinned: set[bytes] = set()
     for tick, (what, number) in enumerate(script):
         now, key = float(tick), bytes([number])
@@ -140,15 +148,16 @@ def test_lazy_heap_agrees_with_looking_at_all_entries(name: str, script: list[tu
             deadline = 1000.0 + (tick * 37) % 101 if number % 3 else math.inf
             meta = Meta(parent=parent, born=now, deadline=deadline, slipped=tick % 5 == 0)
             policy.insert(key, meta, now)
-            entries[key] = (meta, now)
+            known = decayed(entries[key][1]) if name == "lrfu" and key in entries else now
+            entries[key] = (meta, [max(known, now)])
         elif what == "t" and key in entries:
             policy.touch([key], now)
-            entries[key] = (entries[key][0], now)
+            entries[key][1].append(now)
         elif what == "u" and key in pinned:
             pinned.remove(key)
             policy.touch([key], now)
             if key in entries:
-                entries[key] = (entries[key][0], now)
+                entries[key][1].append(now)
         elif what == "p":
             pinned.add(key)
         elif what == "r":
@@ -168,3 +177,33 @@ def test_memory_follows_the_number_of_entries() -> None:
         policy.insert(b"a", Meta(parent=b"root", deadline=1e6 + tick), float(tick))
     assert len(policy._heap) < 200  # type: ignore[attr-defined]
     assert len(policy._deadlines) < 200  # type: ignore[attr-defined]
+
+
+def test_lrfu_keeps_what_was_used_often_through_a_scan_and_lets_it_go_at_last() -> None:
+    policy = make_policy("lrfu")
+    policy.insert(b"hot", Meta(parent=b"root"), 0.0)
+    for now in range(1, 51):
+        policy.touch([b"hot"], float(now))
+    for n in range(20):
+        policy.insert(b"scan%d" % n, Meta(parent=b"root"), 100.0 + n)
+    assert b"hot" not in policy.victims(20, frozenset(), 200.0)
+    policy.insert(b"late", Meta(parent=b"root"), 10_000.0)
+    assert policy.victims(1, frozenset(), 10_001.0) == [b"hot"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_important_entries_stay_longer_but_not_for_ever(name: str) -> None:
+    policy = make_policy(name)
+    policy.insert(b"a", Meta(parent=b"root", priority=1, born=0.0, deadline=1e5), 0.0)
+    policy.insert(b"b", Meta(parent=b"root", born=100.0, deadline=1e5), 100.0)
+    assert policy.victims(1, frozenset(), 200.0) == [b"b"]
+    policy.insert(b"c", Meta(parent=b"root", born=9e4, deadline=2e5), 9e4)
+    assert policy.victims(1, frozenset(), 9e4) == [b"a"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dirty_entries_go_after_clean_ones(name: str) -> None:
+    policy = make_policy(name)
+    policy.insert(b"a", Meta(parent=b"root", born=1.0, deadline=300.0, dirty=True), 1.0)
+    policy.insert(b"b", Meta(parent=b"root", born=2.0, deadline=400.0), 2.0)
+    assert drain(policy) == "ba"

@@ -36,7 +36,7 @@ def assert_holds(cache: KVCache, seq: CacheSequence) -> None:
         assert (cache.pools[0].kv[block, 0, :, 0, position % 4] == float(seq.chain.tokens[position])).all()
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo", "ttl"])
+@pytest.mark.parametrize("policy", ["lru", "lrfu", "fifo", "ttl"])
 @pytest.mark.parametrize(("of_y", "left_of_x"), [(4, 8), (8, 4), (12, 0)])
 def test_evicted_blocks_are_not_found_and_hits_start_at_block_0(
     policy: str, of_y: int, left_of_x: int

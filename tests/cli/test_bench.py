@@ -122,3 +122,44 @@ def test_what_cannot_be_measured_is_one_line(
 ) -> None:
     assert main(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_policies_replays_a_trace_through_all_of_them(tmp_path: Path) -> None:
+    rows = [{"timestamp": 1000 * n, "hash_ids": [0, 1, 2 + n % 3]} for n in range(30)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = figures("policies", "--trace", str(trace), "--capacity", "3", "--capacity", "10")
+    assert result["hit_ratio"].keys() == result["thrash"].keys() == {"lru", "lrfu", "fifo", "ttl"}
+    assert result["unbounded_hit_ratio"] == pytest.approx(85 / 90)
+    for name, ratios in result["hit_ratio"].items():
+        assert ratios["10"] == pytest.approx(85 / 90)
+        assert ratios["3"] == pytest.approx(58 / 90)
+        assert result["thrash"][name]["10"] == 0
+        assert result["thrash"][name]["3"] > 0.8
+    missing = subprocess.run(
+        [sys.executable, "-m", "kvstrata", "bench", "policies", "--trace", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert missing.returncode == 1
+    assert "cannot be read" in missing.stderr
+
+
+@needs_kernels
+@pytest.mark.usefixtures("smollm2_path")
+def test_tiers_has_the_promised_ratios_and_answers_that_agree(tmp_path: Path) -> None:
+    sizes = ("--prompt", "64", "--megabytes", "8", "--repeats", "1", "--folder", str(tmp_path))
+    result = figures("tiers", *sizes, *SMALL_POOL, "--load-mode", "always")
+    for name in ("ram_store_vs_memcpy", "ram_load_vs_memcpy", "disk_store_vs_plain", "disk_load_vs_plain"):
+        assert result[name] > 0
+    assert result["ttft_ms"].keys() == {"cold", "pool", "ram", "disk_restart"}
+    assert result["cached_by_source"] == {
+        "cold": {},
+        "pool": {"pool": 64},
+        "ram": {"ram": 64},
+        "disk_restart": {"disk": 64},
+    }
+    assert result["identical"] is True
+    assert list(tmp_path.iterdir()) == []

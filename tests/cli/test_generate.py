@@ -77,7 +77,7 @@ def test_demo_json() -> None:
         (("generate",), 2, "prompt"),
         (("generate", "x", "--kv-memory", "lots"), 2, "--kv-memory is 'lots'; give a size"),
         (("generate", "x", "--temperature", "-1"), 2, "--temperature is -1.0"),
-        (("generate", "x", "--policy", "mru"), 2, "--policy is 'mru'; choose one of lru, fifo, ttl"),
+        (("generate", "x", "--policy", "mru"), 2, "--policy is 'mru'; choose one of lru, lrfu, fifo, ttl"),
         (("generate", "x", "--raw", "--system", "y"), 2, "--system goes with the chat format"),
         (("generate", "", *POOL, "--raw"), 1, "prompt is empty"),
         (("generate", "x", "--model", "no/such/file.gguf"), 1, "no/such/file.gguf"),
@@ -100,3 +100,14 @@ def test_a_model_that_is_no_model_is_named(tmp_path: Path) -> None:
     done = kvstrata("generate", "x", "--model", str(path))
     assert done.returncode == 1
     assert "broken.gguf" in done.stderr
+
+
+def test_generate_tells_what_came_from_tiers_and_what_did_not() -> None:
+    done = kvstrata("generate", "Hello", "--json", "--max-tokens", "2", "--tier", "ram://?size=64MiB", *POOL)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["loads"] == []
+    assert result["recomputed"] == {"absent": result["prompt_tokens"] // 16 * 16}
+    refused = kvstrata("generate", "Hello", "--tier", "tape://x", *POOL)
+    assert refused.returncode == 1
+    assert "the kinds are" in refused.stderr

@@ -113,7 +113,7 @@ requests = st.lists(
     plan=requests,
     blocks=st.sampled_from([10, 14, 30, 100]),
     token_budget=st.sampled_from([1, 5, 7, 64]),
-    policy=st.sampled_from(["lru", "fifo", "ttl"]),
+    policy=st.sampled_from(["lru", "lrfu", "fifo", "ttl"]),
     windows=st.sampled_from([(None,), (None, 6), (3, 9)]),
 )
 @settings(max_examples=150, deadline=None)

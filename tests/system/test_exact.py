@@ -17,6 +17,7 @@ from scale import scaled
 from kvstrata import SamplingParams, kernels
 from kvstrata.engine.engine import Engine
 from kvstrata.engine.outputs import CompletionOutput, RequestOutput
+from kvstrata.tiers.ram import RamTier
 
 pytestmark = [
     pytest.mark.skipif(kernels.backend() == "reference", reason="the torch reference is not batch-invariant"),
@@ -119,6 +120,38 @@ def test_across_the_window(model: RealModel) -> None:
     warm = serve(served, {"warm": prompt})["warm"]
     assert warm.usage.cached_tokens == 608
     assert bits(warm.outputs[0]) == cold
+
+
+@pytest.mark.parametrize("length", [33, 640])
+@pytest.mark.parametrize("params", [ANSWER, DRAWN], ids=["greedy", "drawn"])
+def test_cold_or_with_blocks_from_a_tier(model: RealModel, length: int, params: SamplingParams) -> None:
+    """640 tokens cross Gemma's window, so that only the blocks in sight come back in its window layers."""
+    [prompt] = prompts(model, 1, length=length)
+    cold = alone(model, prompt, params)
+    served = engine(model, tiers=lambda context: [RamTier(context, 256 << 20)])
+    serve(served, {"first": [*prompt[:-1], 7]}, SamplingParams(temperature=0, max_tokens=1))
+    served.drain()
+    served.reset_cache()
+    warm = serve(served, {"warm": prompt}, params)["warm"]
+    assert warm.usage.cached_by_source["ram"] == (length - 1) // BLOCK * BLOCK
+    assert bits(warm.outputs[0]) == cold
+    served.close()
+
+
+def test_an_audit_of_true_blocks_finds_nothing(model: RealModel) -> None:
+    [prompt] = prompts(model, 1, length=100)
+    served = engine(model, tiers=lambda context: [RamTier(context, 256 << 20)])
+    assert served.tiering is not None
+    serve(served, {"first": prompt}, ANSWER)
+    served.drain()
+    served.reset_cache()
+    served.tiering.loads.on_loaded = served.tiering.audit.loaded
+    served.tiering.audit.share = 1.0
+    serve(served, {"warm": prompt}, ANSWER)
+    while served.tend():
+        pass
+    counts = served.tiering.audit.counts
+    assert (counts.checked, counts.mismatches, counts.skipped) == (6, 0, 0)
 
 
 def test_after_preemption(model: RealModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvstrata.cache.group import CacheGroup, EvictReason, HeldKeys
 from kvstrata.cache.index import NO_BLOCK, Node, PrefixIndex
@@ -60,22 +60,32 @@ class Contents:
         nodes = self.find(chain, num_blocks)
         return nodes if len(nodes) == num_blocks else None
 
-    def publish(self, seq: CacheSequence) -> None:
-        """Make the full blocks findable whose tokens are known, up to a key that names other content."""
+    def publish(self, seq: CacheSequence, deadlines: Mapping[int, float] | None = None) -> None:
+        """Make the full blocks findable whose tokens are known, up to a key that names other content.
+
+        deadlines: of block positions whose content is older than this and may be served until then only.
+        """
         block_size = self._groups[0].block_size
         full = min(seq.num_computed // block_size, len(seq.chain.keys))
         if full > seq.num_published:
             self.expire()
             now = self.now()
+        nodes: list[Node] = []
         while seq.num_published < full and seq.tip is not None:
             position = seq.num_published
             node = None
             if seq.tip.live:
                 node = self.index.child(seq.tip, seq.chain.keys[position], seq.chain.contents[position])
             if node is not None:
-                self._settle(seq, position, node, now)
+                limit = math.inf if deadlines is None else deadlines.get(position, math.inf)
+                self._settle(seq, position, node, now, limit)
+                nodes.append(node)
                 seq.num_published += 1
             seq.tip = node
+        for node in reversed(
+            nodes
+        ):  # not before: what comes after hangs on nodes that no group has blocks of
+            self.index.prune(node)
 
     def used(self, group: CacheGroup, blocks: Sequence[int], *, slipped: bool = False) -> None:
         """Note that these published blocks have no holder from now on.
@@ -112,6 +122,15 @@ class Contents:
                     self._drop(node, ["expired"] * len(self._groups))
         return sum(group.evictions["expired"] for group in self._groups) - before
 
+    def forget(self, key: bytes) -> int:
+        """Forget content that turned out wrong, and all after it; returns how many blocks that were."""
+        node = self.index.get(key)
+        if node is None:
+            return 0
+        before = sum(group.evictions["wrong"] for group in self._groups)
+        self._drop(node, ["wrong"] * len(self._groups))
+        return sum(group.evictions["wrong"] for group in self._groups) - before
+
     def reset(self) -> None:
         """Forget all content, and let nothing be published after content from before."""
         for node in list(self.index):
@@ -119,10 +138,10 @@ class Contents:
                 self._forget(group, node, "reset")
         self.index.clear()
 
-    def _settle(self, seq: CacheSequence, position: int, node: Node, now: float) -> None:
+    def _settle(self, seq: CacheSequence, position: int, node: Node, now: float, limit: float) -> None:
         """Publish the blocks of one position in each group, or take those that are there."""
         if node.empty:
-            node.deadline = now + seq.ttl if seq.ttl is not None else math.inf
+            node.deadline = min(limit, now + seq.ttl if seq.ttl is not None else math.inf)
         for group, table in zip(self._groups, seq.tables, strict=True):
             own, there = table[position], node.blocks[group.number]
             if own == NO_BLOCK:
@@ -134,7 +153,6 @@ class Contents:
                 table[position] = there
                 group.merged += 1
                 group.pool.release([own])
-        self.index.prune(node)
 
     def _publish_block(self, group: CacheGroup, block: int, node: Node, meta: Meta) -> None:
         """Make a held block findable as the content of `node`."""

@@ -15,7 +15,7 @@ from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
 from kvstrata.cache.window import most_blocks
 
-EvictReason = Literal["space", "expired", "unreachable", "reset"]
+EvictReason = Literal["space", "expired", "unreachable", "reset", "wrong"]
 
 
 class CacheGroup:
@@ -85,6 +85,13 @@ class CacheGroup:
         block = node.blocks[self.number]
         if self.metas[block].slipped is not slipped:
             self.metas[block] = replace(self.metas[block], slipped=slipped)
+            self.policy.insert(node.key, self.metas[block], now)
+
+    def mark_dirty(self, node: Node, dirty: bool, now: float) -> None:
+        """Tell the policy whether the content of `node` would be lost with its block."""
+        block = node.blocks[self.number]
+        if block != NO_BLOCK and self.metas[block].dirty is not dirty:
+            self.metas[block] = replace(self.metas[block], dirty=dirty)
             self.policy.insert(node.key, self.metas[block], now)
 
     def forget(self, node: Node, reason: EvictReason) -> Meta | None:

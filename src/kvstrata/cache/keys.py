@@ -45,6 +45,22 @@ def _field(kind: bytes, text: str) -> bytes:
     return struct.pack("<I", len(kind)) + kind + struct.pack("<I", len(value)) + value
 
 
+def salt_of(encoded: bytes) -> str:
+    """The salt in what `Extras.encode` gave; empty where it has none."""
+    place = 0
+    while place < len(encoded):
+        kind, place = _framed(encoded, place)
+        value, place = _framed(encoded, place)
+        if kind == b"salt":
+            return value.decode()
+    return ""
+
+
+def _framed(encoded: bytes, place: int) -> tuple[bytes, int]:
+    (length,) = struct.unpack_from("<I", encoded, place)
+    return encoded[place + 4 : place + 4 + length], place + 4 + length
+
+
 def block_key(parent: bytes, token_ids: TokenIds, extras: bytes, digest_bytes: int = KEY_BYTES) -> bytes:
     """The key of one full block: SHA-256(parent, token ids as u32 little-endian, extras), lengths before
     both.

@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from kvstrata.cache.contents import Contents, OnEvict, OnPublish
 from kvstrata.cache.group import CacheGroup
+from kvstrata.cache.growth import blocks_for, copy_tail, place_for_load, shared_tail, shorten, slip
 from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.integrity import verify
 from kvstrata.cache.keys import KEY_BYTES, Extras, KeyChain, TokenIds
 from kvstrata.cache.layout import BlockLayout
+from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
 from kvstrata.cache.stats import CacheStats, collect
 from kvstrata.cache.table import CacheSequence
@@ -37,7 +39,7 @@ class KVCache:
 
     layouts, num_blocks: one for each layer group, in the order of the engine's groups. fingerprint: of the
     model, the parent of all first blocks. max_chunk: most tokens of one sequence in one step. policy:
-    `lru`, `fifo` or `ttl`. ttl: seconds that published content is served (None: for ever), unless its
+    `lru`, `lrfu`, `fifo` or `ttl`. ttl: seconds that published content is served (None: for ever), unless its
     sequence says otherwise. clock: seconds, monotonic. digest_bytes: length of keys; tests shorten it.
 
     on_evict(key, group, meta, reason) is called when a block can no longer be found, before its memory is
@@ -81,6 +83,7 @@ class KVCache:
         self._contents = Contents(self.groups, fingerprint, clock, on_evict, on_publish)
         self._sequences: dict[int, CacheSequence] = {}
         self._ttl = ttl
+        self.clock = clock
         self._digest_bytes = digest_bytes
 
     @property
@@ -125,10 +128,7 @@ class KVCache:
         _check_ttl(ttl)
         if (chain.root, chain.block_size) != (self.fingerprint, self.block_size):
             raise ValueError("the chain is of another model or block size: make it by this cache's chain()")
-        if hit_tokens % self.block_size:
-            raise ValueError(
-                f"hit_tokens is {hit_tokens}: give a multiple of the block size, {self.block_size}"
-            )
+        self._check_whole("hit_tokens", hit_tokens)
         nodes = self._contents.take_hit(chain, hit_tokens // self.block_size)
         if nodes is None:
             return None
@@ -174,7 +174,7 @@ class KVCache:
         target, writes = self._blocks(num_tokens), num_tokens > seq.num_computed
         plan = []
         for group, table in zip(self.groups, seq.tables, strict=True):
-            copied = self._shared_tail(seq, group) if writes else None
+            copied = shared_tail(seq, group) if writes else None
             need = max(0, target - len(table)) + (copied is not None)
             own = min(need, seq.reserved[group.number])
             if need - own > group.unreserved:
@@ -185,7 +185,7 @@ class KVCache:
             seq.reserved[group.number] -= own
             group.reserved -= own
             if copied is not None:
-                self._copy_tail(seq, group, copied)
+                copy_tail(self._contents, seq, group, copied)
             for _ in range(target - len(table)):
                 table.append(self._contents.take_block(group))
         return True
@@ -204,12 +204,45 @@ class KVCache:
             raise ValueError(
                 f"num_computed is {num_computed}: it can go from {seq.num_computed} to {covered}"
             )
+        self._advance(seq, num_computed)
+
+    def place_for_load(self, seq: CacheSequence, num_tokens: int) -> list[list[int]] | None:
+        """Take blocks for content that comes from a tier, up to a length: block positions taken, by group.
+
+        In window groups only the blocks that the token at `num_tokens` can see. The sequence does not grow
+        until `commit_loaded`. None, with nothing changed, if the room is not there. Raises ValueError if
+        `num_tokens` is not a multiple of block_size.
+        """
+        self._check_open(seq)
+        self._check_whole("num_tokens", num_tokens)
+        self.expire()
+        return place_for_load(self._contents, self.groups, seq, num_tokens // self.block_size)
+
+    def commit_loaded(
+        self, seq: CacheSequence, num_tokens: int, deadlines: Mapping[int, float] | None = None
+    ) -> None:
+        """Tell that the blocks taken by `place_for_load` hold their content up to `num_tokens`.
+
+        The blocks after that are given back. deadlines: from when on a block position's content is not
+        served. Raises ValueError if `num_tokens` is not a multiple of block_size, or fewer than computed.
+        """
+        self._check_open(seq)
+        self._check_whole("num_tokens", num_tokens)
+        if num_tokens < seq.num_computed:
+            raise ValueError(f"num_tokens is {num_tokens}: {seq.num_computed} are computed already")
+        for group in self.groups:
+            shorten(self._contents, seq, group, num_tokens // self.block_size)
+        self._advance(seq, num_tokens, deadlines)
+
+    def _advance(
+        self, seq: CacheSequence, num_computed: int, deadlines: Mapping[int, float] | None = None
+    ) -> None:
         seq.num_computed = num_computed
         if self.prefix_caching and seq.tip is not None:
-            self._contents.publish(seq)
+            self._contents.publish(seq, deadlines)
         for group in self.groups:
             if group.window is not None:
-                self._slip(seq, group)
+                slip(self._contents, seq, group)
 
     def fork(self, seq: CacheSequence) -> CacheSequence:
         """A second sequence over all that this one has computed, without a reservation of its own."""
@@ -243,11 +276,8 @@ class KVCache:
             raise ValueError(
                 f"num_tokens is {num_tokens}: {seq.num_computed} are computed, keep at least these"
             )
-        keep = self._blocks(num_tokens)
-        for group, table in zip(self.groups, seq.tables, strict=True):
-            gone = table[keep:]
-            del table[keep:]
-            self._give_back(seq, group, gone, slipped=False)
+        for group in self.groups:
+            shorten(self._contents, seq, group, self._blocks(num_tokens))
 
     def release(self, seq: CacheSequence) -> None:
         """Give back all blocks; those that can be found stay until evicted. Does nothing the second time."""
@@ -290,6 +320,35 @@ class KVCache:
         """Undo one `pin`."""
         self._contents.used(self.groups[group], self.pools[group].unpin(blocks))
 
+    def watch_published(self, on_publish: OnPublish | None) -> None:
+        """Call `on_publish(key, group, block, meta)` from now on when a block can be found."""
+        self._contents.on_publish = on_publish
+
+    def block_of(self, key: bytes, group: int) -> int | None:
+        """The block that holds the content of a key in a group; None if it cannot be found."""
+        node = self._contents.index.get(key)
+        return None if node is None or node.blocks[group] == NO_BLOCK else node.blocks[group]
+
+    def meta_of(self, key: bytes, group: int) -> Meta | None:
+        """What the policy was told of a block that can be found."""
+        block = self.block_of(key, group)
+        return None if block is None else self.groups[group].metas[block]
+
+    def content_of(self, key: bytes) -> bytes | None:
+        """What `KeyChain.contents` has of a key that can be found."""
+        node = self._contents.index.get(key)
+        return None if node is None else node.content
+
+    def mark_dirty(self, key: bytes, group: int, dirty: bool) -> None:
+        """Tell whether a block's content would be lost with it, so that others are evicted before."""
+        node = self._contents.index.get(key)
+        if node is not None:
+            self.groups[group].mark_dirty(node, dirty, self._contents.now())
+
+    def forget(self, key: bytes) -> int:
+        """Let nobody find the content of a key and what comes after it; returns how many blocks that were."""
+        return self._contents.forget(key)
+
     def reset(self) -> None:
         """Forget everything cached: sequences go on, but nothing computed so far will be found."""
         self._contents.reset()
@@ -307,48 +366,15 @@ class KVCache:
         return collect(self.groups, self._contents.index, self._sequences.values())
 
     def _blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return blocks_for(num_tokens, self.block_size)
+
+    def _check_whole(self, name: str, num_tokens: int) -> None:
+        if num_tokens % self.block_size:
+            raise ValueError(f"{name} is {num_tokens}: give a multiple of the block size, {self.block_size}")
 
     def _check_open(self, seq: CacheSequence) -> None:
         if self._sequences.get(id(seq)) is not seq:
             raise ValueError("the sequence was released, or belongs to another cache: open one here")
-
-    def _shared_tail(self, seq: CacheSequence, group: CacheGroup) -> int | None:
-        """The block that will be written next, if it is there and not the sequence's own to write."""
-        position = seq.num_computed // self.block_size
-        table = seq.tables[group.number]
-        if position >= len(table):
-            return None
-        block = table[position]
-        return block if group.pool.refs[block] > 1 or group.nodes[block] is not None else None
-
-    def _copy_tail(self, seq: CacheSequence, group: CacheGroup, shared: int) -> None:
-        own = self._contents.take_block(group)
-        group.pool.copy_block(shared, own)
-        group.copies += 1
-        seq.tables[group.number][seq.num_computed // self.block_size] = own
-        self._contents.used(group, group.pool.release([shared]))
-
-    def _slip(self, seq: CacheSequence, group: CacheGroup) -> None:
-        """Let go of the blocks that the window has moved past."""
-        table, start = seq.tables[group.number], seq.slipped[group.number]
-        first = first_visible_block(seq.num_computed, group.window, self.block_size)
-        gone = [block for block in table[start:first] if block != NO_BLOCK]
-        table[start:first] = [NO_BLOCK] * (first - start)
-        seq.slipped[group.number] = max(start, first)
-        self._give_back(seq, group, gone, slipped=True)
-
-    def _give_back(self, seq: CacheSequence, group: CacheGroup, blocks: list[int], *, slipped: bool) -> None:
-        """Release blocks of a running sequence, and renew its reservation by as many as nobody else holds."""
-        if not blocks:
-            return
-        before = group.unreserved
-        self._contents.used(group, group.pool.release(blocks), slipped=slipped)
-        remaining = max(0, self._blocks(seq.reserve_tokens) - len(seq.tables[group.number]))
-        wanted = group.promise(remaining, len(seq.blocks(group.number))) - seq.reserved[group.number]
-        renewed = min(group.unreserved - before, max(0, wanted))
-        seq.reserved[group.number] += renewed
-        group.reserved += renewed
 
 
 def _check_layouts(layouts: Sequence[BlockLayout], num_blocks: Sequence[int]) -> None:

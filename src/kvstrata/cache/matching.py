@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvstrata.cache.group import CacheGroup
 from kvstrata.cache.index import NO_BLOCK, Node
@@ -26,6 +26,38 @@ def longest_hit(nodes: Sequence[Node], groups: Sequence[CacheGroup]) -> int:
         hit = gap  # every hit between the gap and here would need the missing block as well
         gap = _last_gap(nodes, hit, windows)
     return hit
+
+
+def longest_run(
+    first: int,
+    limit: int,
+    windows: Sequence[int | None],
+    block_size: int,
+    has: Callable[[int, int], bool],
+) -> int:
+    """The longest hit of `first` to `limit` blocks where `has(group, position)` tells of those from `first`
+    on, and those before are there as far as a hit of `first` needs them.
+    """
+    end = limit
+    for group, window in enumerate(windows):
+        if window is None:
+            end = next((position for position in range(first, end) if not has(group, position)), end)
+    while end > first:
+        gap = max(
+            (
+                position
+                for group, window in enumerate(windows)
+                for position in range(
+                    max(first, first_visible_block(end * block_size, window, block_size)), end
+                )
+                if window is not None and not has(group, position)
+            ),
+            default=None,
+        )
+        if gap is None:
+            return end
+        end = gap
+    return end
 
 
 def _last_gap(nodes: Sequence[Node], hit: int, windows: Sequence[CacheGroup]) -> int | None:

@@ -1,4 +1,4 @@
-"""The policies `lru`, `fifo` and `ttl`: one lazy heap, and for each policy a rank by which it is ordered.
+"""The policies `lru`, `lrfu`, `fifo` and `ttl`: one lazy heap, and for each a rank by which it is ordered.
 
 The chain rule holds whatever the rank: where `chained`, an entry whose children are here too is never a
 victim, because a hit is a run of blocks from the first on and a tail without its head is worth nothing.
@@ -9,53 +9,77 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 
 from kvstrata.cache.policy import EvictionPolicy, Meta
 from kvstrata.errors import ConfigError
 
 Rank = tuple[float, ...]
-RankOf = Callable[[Meta, float], Rank]
+# A level of priority is worth so many seconds of recency: important content stays longer, not for ever.
+PRIORITY_SECONDS = 600.0
+# Of `lrfu`: a use counts half as much after so many seconds.
+HALF_LIFE_SECONDS = 120.0
 
 
-def _lru(meta: Meta, used: float) -> Rank:
-    return (used,)
+@dataclass(frozen=True)
+class _Order:
+    """rank: what goes first, of meta and score. score: after a use at `now`, from the score before."""
+
+    rank: Callable[[Meta, float], Rank]
+    score: Callable[[float, float], float]
 
 
-def _fifo(meta: Meta, used: float) -> Rank:
-    return (meta.born,)
+def _latest(score: float, now: float) -> float:
+    return now
 
 
-def _ttl(meta: Meta, used: float) -> Rank:
-    return (meta.deadline, meta.born)
+def _decayed_uses(score: float, now: float) -> float:
+    """Time plus half-lives times log2 of the uses, each halved with age: in this form it does not age.
+
+    Lee et al., "LRFU", IEEE Transactions on Computers 50(12), 2001: the combined recency and frequency value
+    sum(2 ** -((now - use) / half-life)), whose order between entries does not change with time.
+    """
+    return now + HALF_LIFE_SECONDS * math.log2(1.0 + 2.0 ** min(1000.0, (score - now) / HALF_LIFE_SECONDS))
 
 
-RANKS: dict[str, RankOf] = {"lru": _lru, "fifo": _fifo, "ttl": _ttl}
+def _credit(meta: Meta) -> float:
+    return PRIORITY_SECONDS * meta.priority
+
+
+_BY_SCORE: Callable[[Meta, float], Rank] = lambda meta, score: (score + _credit(meta),)  # noqa: E731
+ORDERS: dict[str, _Order] = {
+    "lru": _Order(_BY_SCORE, _latest),
+    "lrfu": _Order(_BY_SCORE, _decayed_uses),
+    "fifo": _Order(lambda meta, score: (meta.born + _credit(meta),), _latest),
+    "ttl": _Order(lambda meta, score: (meta.deadline + _credit(meta), meta.born), _latest),
+}
 
 
 def make_policy(name: str, *, chained: bool = True) -> EvictionPolicy:
-    """The policy called `name`: `lru`, `fifo` or `ttl`. Raises ConfigError for another.
+    """The policy called `name`: `lru`, `lrfu`, `fifo` or `ttl`. Raises ConfigError for another.
 
-    lru: least recently used first. fifo: in the order of publishing. ttl: soonest to expire first. chained:
-    see the module; false for window groups, whose blocks are found without those before them.
+    lru: least recently used first. lrfu: least recently and least often used first. fifo: in the order of
+    publishing. ttl: soonest to expire first. chained: see the module; false for window groups, whose blocks
+    are found without those before them.
     """
-    if name not in RANKS:
-        raise ConfigError(f"policy {name!r} is unknown: choose one of {', '.join(RANKS)}")
-    return RankedPolicy(RANKS[name], chained=chained)
+    if name not in ORDERS:
+        raise ConfigError(f"policy {name!r} is unknown: choose one of {', '.join(ORDERS)}")
+    return RankedPolicy(ORDERS[name], chained=chained)
 
 
 class RankedPolicy:
-    """Entries in a heap by (slipped ones first, rank, tails first, order of arrival).
+    """Entries in a heap by (slipped ones first, dirty ones last, rank, tails first, order of arrival).
 
     The heap is lazy: it may hold outdated items, told by their serial number, and each entry has at most one
     that counts. An entry with children, or found pinned, has none until its last child goes or it is touched.
     Each operation is O(log n) amortised.
     """
 
-    def __init__(self, rank: RankOf, *, chained: bool) -> None:
-        self._rank_of = rank
+    def __init__(self, order: _Order, *, chained: bool) -> None:
+        self._order = order
         self._chained = chained
         self._meta: dict[bytes, Meta] = {}
-        self._used: dict[bytes, float] = {}
+        self._scores: dict[bytes, float] = {}
         self._children: dict[bytes, int] = {}
         self._heap: list[tuple[Rank, int, bytes]] = []
         self._offered: dict[bytes, int] = {}
@@ -71,9 +95,10 @@ class RankedPolicy:
 
     def insert(self, key: bytes, meta: Meta, now: float) -> None:
         """Add an entry, last used `now`, or give the one of that key a new meta."""
+        score = max(now, self._scores.get(key, now))
         self.remove(key)
         self._meta[key] = meta
-        self._used[key] = now
+        self._scores[key] = score
         if self._chained:
             self._children[meta.parent] = self._children.get(meta.parent, 0) + 1
         self._offer(key)
@@ -82,10 +107,10 @@ class RankedPolicy:
 
     def touch(self, keys: Iterable[bytes], now: float) -> None:
         """Note a use, and look again at those that were set aside because they were pinned."""
-        used, aside = self._used, self._aside
+        scores, aside, after_use = self._scores, self._aside, self._order.score
         for key in keys:
-            if key in used:
-                used[key] = now
+            if key in scores:
+                scores[key] = after_use(scores[key], now)
                 if aside and key in aside:
                     aside.remove(key)
                     self._offer(key)
@@ -95,7 +120,7 @@ class RankedPolicy:
         meta = self._meta.pop(key, None)
         if meta is None:
             return
-        del self._used[key]
+        del self._scores[key]
         self._offered.pop(key, None)
         self._aside.discard(key)
         if self._chained:
@@ -128,7 +153,7 @@ class RankedPolicy:
 
     def clear(self) -> None:
         """Drop all entries."""
-        for part in (self._meta, self._used, self._children, self._offered):
+        for part in (self._meta, self._scores, self._children, self._offered):
             part.clear()
         self._heap.clear()
         self._deadlines.clear()
@@ -136,7 +161,7 @@ class RankedPolicy:
 
     def _rank(self, key: bytes) -> Rank:
         meta = self._meta[key]
-        return (not meta.slipped, *self._rank_of(meta, self._used[key]), -meta.depth)
+        return (not meta.slipped, meta.dirty, *self._order.rank(meta, self._scores[key]), -meta.depth)
 
     def _offer(self, key: bytes) -> None:
         self._serial += 1

@@ -22,7 +22,7 @@ class Meta:
     its payload. cost: of computing it again, relative. priority: of the request, higher is more important.
     born: when it was published; deadline: from when on it is not served (seconds of the owner's clock).
     origin: where its tokens came from. turn: of the conversation. slipped: it left the window of the last
-    sequence using it.
+    sequence using it. dirty: it could not be kept in a place below yet, so that to evict it is to lose it.
     """
 
     parent: bytes
@@ -36,6 +36,7 @@ class Meta:
     origin: Origin = "prompt"
     turn: int = 0
     slipped: bool = False
+    dirty: bool = False
 
 
 class EvictionPolicy(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstrata.cache.group import CacheGroup
-from kvstrata.cache.index import PrefixIndex
+from kvstrata.cache.index import NO_BLOCK, PrefixIndex
 from kvstrata.cache.table import CacheSequence
 
 
@@ -14,9 +14,9 @@ from kvstrata.cache.table import CacheSequence
 class GroupStats:
     """One layer group. Blocks: total = free + cached + held; reserved: promised, not taken yet.
 
-    evictions: blocks made unfindable, by reason (space, expired, unreachable, reset). copies: shared blocks
-    copied before a write. published: blocks made findable. merged: blocks given up because their content
-    was there already. waste_slots: slots in blocks of sequences that hold no token's K and V yet.
+    evictions: blocks made unfindable, by reason (space, expired, unreachable, reset, wrong). copies: shared
+    blocks copied before a write. published: blocks made findable. merged: blocks given up because their
+    content was there already. waste_slots: slots in blocks of sequences that hold no token's K and V yet.
     """
 
     total: int
@@ -81,6 +81,8 @@ def _waste(group: CacheGroup, sequences: Collection[CacheSequence]) -> int:
     for seq in sequences:
         first = seq.num_computed // group.block_size
         for position, block in enumerate(seq.tables[group.number][first:], first):
+            if block == NO_BLOCK:
+                continue
             tokens = max(0, seq.num_computed - position * group.block_size)
             filled[block] = max(filled.get(block, 0), tokens)
     return sum(group.block_size - tokens for block, tokens in filled.items() if group.nodes[block] is None)

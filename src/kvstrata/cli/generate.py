@@ -91,15 +91,25 @@ def summary(result: RequestOutput) -> dict[str, Any]:
         "decode_tok_s": result.timings.decode_tok_s,
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
+        "cached_by_source": {name: count for name, count in result.usage.cached_by_source.items() if count},
+        "loads": [
+            {"tier": load.tier, "blocks": load.blocks, "bytes": load.bytes, "ms": load.seconds * 1e3}
+            for load in result.timings.loads
+        ],
+        "recomputed": result.timings.recomputed,
     }
 
 
 def figures(result: RequestOutput) -> str:
     """One line for people about how a request went."""
     usage, timings = result.usage, result.timings
+    loads = "".join(
+        f"; {load.bytes / 2**20:.1f} MiB from {load.tier} in {load.seconds * 1e3:.0f} ms"
+        for load in timings.loads
+    )
     speed = "" if timings.decode_tok_s is None else f", then {timings.decode_tok_s:.1f} tokens/s"
     return (
-        f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached; "
+        f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached{loads}; "
         f"first token after {timings.ttft * 1e3:.0f} ms{speed}; "
         f"{usage.completion_tokens} tokens, ended by {result.outputs[0].finish_reason}"
     )

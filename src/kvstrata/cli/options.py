@@ -14,7 +14,15 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from kvstrata.config import DEVICES, KV_DTYPES, POLICIES, WEIGHT_MODES, EngineConfig, SamplingParams
+from kvstrata.config import (
+    DEVICES,
+    KV_DTYPES,
+    LOAD_MODES,
+    POLICIES,
+    WEIGHT_MODES,
+    EngineConfig,
+    SamplingParams,
+)
 from kvstrata.errors import ConfigError
 
 # Fields that are options, with the type that the command line reads and what --help says.
@@ -32,6 +40,9 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
     "ttl": (float | None, "Seconds that cached blocks live; by default for ever."),
     "prefix_caching": (bool, "Find the blocks of earlier requests again."),
     "threads": (int | None, "CPU threads; by default all cores."),
+    "tiers": (list[str], "A place below the pool, such as ram://?size=4GiB; several times, nearest first."),
+    "load_mode": (str, f"Whether blocks found in a tier are loaded: {', '.join(LOAD_MODES)}."),
+    "audit": (float, "Share of loaded blocks to compute again, when idle, and compare bit for bit."),
 }
 _SAMPLING: Mapping[str, tuple[Any, str]] = {
     "max_tokens": (int, "Most tokens of the answer."),
@@ -48,9 +59,11 @@ _SAMPLING: Mapping[str, tuple[Any, str]] = {
     "min_tokens": (int, "No end before so many tokens."),
 }
 _OPTIONS: Mapping[type, Mapping[str, tuple[Any, str]]] = {EngineConfig: _ENGINE, SamplingParams: _SAMPLING}
+# Options that are called otherwise than their field.
+_FLAGS: Mapping[str, str] = {"tiers": "tier"}
 # On the command line an answer is to be the same each time, and not cut after a line.
 _DEFAULTS: Mapping[type, Mapping[str, Any]] = {
-    EngineConfig: {},
+    EngineConfig: {"tiers": []},
     SamplingParams: {"temperature": 0.0, "max_tokens": 256, "stop": []},
 }
 
@@ -84,7 +97,7 @@ def _parameters(cls: type) -> list[inspect.Parameter]:
     own = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
     parameters = []
     for name, (kind, text) in _OPTIONS[cls].items():
-        flag = name.replace("_", "-")
+        flag = _flag(name)
         declared = f"--{flag}/--no-{flag}" if kind is bool and own[name] else f"--{flag}"
         parameters.append(
             inspect.Parameter(
@@ -97,6 +110,10 @@ def _parameters(cls: type) -> list[inspect.Parameter]:
     return parameters
 
 
+def _flag(name: str) -> str:
+    return _FLAGS.get(name, name.replace("_", "-"))
+
+
 def _settings(cls: type, values: dict[str, Any]) -> Any:
     try:
         return cls(**values)
@@ -104,5 +121,5 @@ def _settings(cls: type, values: dict[str, Any]) -> Any:
         message = str(error)
         for name in values:  # the user wrote --kv-memory, not kv_memory
             if message.startswith(f"{name} "):
-                message = f"--{name.replace('_', '-')} {message.removeprefix(name).lstrip()}"
+                message = f"--{_flag(name)} {message.removeprefix(name).lstrip()}"
         raise typer.BadParameter(message) from None

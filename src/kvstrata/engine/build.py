@@ -26,8 +26,11 @@ from kvstrata.models.digest import weights_digest
 from kvstrata.models.locate import locate
 from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
-from kvstrata.models.weight_modes import resolve
+from kvstrata.models.weight_modes import PACKED, resolve
 from kvstrata.models.weights import WeightSource
+from kvstrata.tiers.open import check_tier_url, open_tier
+from kvstrata.tiers.stack import TierStack
+from kvstrata.tiers.tier import StoreContext, Tier
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def build(
 
     progress: called with tensors loaded so far and their total. Raises ModelError and ConfigError.
     """
+    for url in config.tiers:
+        check_tier_url(url)  # before the model is loaded
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     kernels.keep_freed_memory()
@@ -74,23 +79,26 @@ def build(
         max_chunk=config.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
+    name = fingerprint(
+        weights_digest=digest,
+        config=source.config,
+        kv_dtype=config.kv_dtype,
+        block_size=config.block_size,
+        weight_mode=weight_mode,
+        arithmetic_version=kernels.arithmetic_version(),
+    )
+    _check_tiers(config, device, weight_mode)
     cache = KVCache(
         layouts,
         num_blocks,
-        fingerprint=fingerprint(
-            weights_digest=digest,
-            config=source.config,
-            kv_dtype=config.kv_dtype,
-            block_size=config.block_size,
-            weight_mode=weight_mode,
-            arithmetic_version=kernels.arithmetic_version(),
-        ),
+        fingerprint=name,
         device=device,
         max_chunk=config.max_num_batched_tokens,
         policy=config.policy,
         ttl=config.ttl,
         prefix_caching=config.prefix_caching,
     )
+    stack = _open_tiers(config, layouts, name)
     engine = Engine(
         decoder,
         tokenizer,
@@ -103,7 +111,12 @@ def build(
         vocab_size=source.config.vocab_size,
         seed=config.seed,
         on_step=on_step,
+        tiers=stack,
+        load_mode=config.load_mode,
+        audit=config.audit,
     )
+    if engine.tiering is not None:
+        engine.tiering.calibrate()
     used = sum(layout.stride_bytes * blocks for layout, blocks in zip(layouts, num_blocks, strict=True))
     template = config.chat_template or tokenizer.chat_template
     return Loaded(
@@ -128,6 +141,35 @@ def block_layouts(model: DecoderConfig, config: EngineConfig) -> tuple[BlockLayo
         )
         for window, layers in model.layer_groups()
     )
+
+
+def _check_tiers(config: EngineConfig, device: torch.device, weight_mode: str) -> None:
+    if config.tiers and device.type != "cpu":
+        raise ConfigError(f"tiers is {list(config.tiers)!r}; with device {device.type} there are none yet")
+    exact = weight_mode in PACKED and kernels.backend() != "reference"
+    if config.audit and not exact:
+        raise ConfigError(
+            f"audit is {config.audit:g}, which compares bit for bit; that needs packed weights and native "
+            f"kernels, and this is weights {weight_mode!r} on {kernels.backend()}"
+        )
+
+
+def _open_tiers(
+    config: EngineConfig, layouts: tuple[BlockLayout, ...], fingerprint: bytes
+) -> TierStack | None:
+    if not config.tiers:
+        return None
+    payloads = tuple(layout.payload_bytes for layout in layouts)
+    context = StoreContext(fingerprint, config.block_size, payloads)
+    tiers: list[Tier] = []
+    try:
+        for url in config.tiers:
+            tiers.append(open_tier(url, context))
+        return TierStack(tiers, context)
+    except BaseException:
+        for tier in tiers:
+            tier.close()
+        raise
 
 
 def _load(

@@ -158,4 +158,6 @@ def _timings(request: Request) -> Timings:
         inter_token=tuple(b - a for a, b in pairwise(times)),
         total=(request.last_token or arrival) - arrival,
         preemptions=request.preemptions,
+        loads=tuple(request.loads),
+        recomputed={reason: tokens for reason, tokens in request.recomputed.items() if tokens},
     )

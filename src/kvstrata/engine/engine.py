@@ -12,17 +12,26 @@ from torch import Tensor
 
 from kvstrata.cache.keys import Extras
 from kvstrata.cache.manager import KVCache
-from kvstrata.config import RequestOptions, SamplingParams
+from kvstrata.config import LoadMode, RequestOptions, SamplingParams
 from kvstrata.engine.delivery import Delivery
 from kvstrata.engine.outputs import Delta
+from kvstrata.engine.pins import Pins
 from kvstrata.engine.request import Request, Status
 from kvstrata.engine.request import Sequence as Answer
 from kvstrata.engine.runner import Model, Runner, StepLogits, wants_all_logits
 from kvstrata.engine.sampler import SampleInput, rank_tokens, sample
 from kvstrata.engine.scheduler import Scheduler, Work
+from kvstrata.engine.scratch import Scratch
 from kvstrata.engine.text import AnswerText
+from kvstrata.engine.tiering import Tiering
 from kvstrata.errors import RequestError
 from kvstrata.models.tokenizer import Tokenizer
+from kvstrata.tiers.stack import TierStack
+
+_TIER_WAIT = 0.01  # seconds that a step waits for tiers where there is nothing else to do
+_STARVED = 30.0  # seconds
+_CLOSE_SECONDS = 30.0
+_PIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class Engine:
 
     eos_ids: the model's end tokens. max_model_len: most tokens of a sequence. vocab_size: of the model, where
     the tokenizer may know more tokens. seed: makes the seeds given to
-    requests that bring none repeat. on_step: called with a report after each step.
+    requests that bring none repeat. on_step: called with a report after each step. tiers: places below the
+    pool, by the cache's clock; load_mode, audit: see `EngineConfig`.
     """
 
     def __init__(
@@ -59,12 +69,35 @@ class Engine:
         seed: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_step: Callable[[StepReport], None] | None = None,
+        tiers: TierStack | None = None,
+        load_mode: LoadMode = "auto",
+        audit: float = 0.0,
     ) -> None:
         self.cache = cache
         self.max_model_len = min(max_model_len, cache.capacity_tokens)
         self.on_step = on_step
-        self.scheduler = Scheduler(cache, max_num_seqs=max_num_seqs, token_budget=token_budget, clock=clock)
         self._runner = Runner(model, cache, device)
+        self.tiering = (
+            None
+            if tiers is None
+            else Tiering(
+                cache,
+                tiers,
+                mode=load_mode,
+                share=audit,
+                scratch=Scratch(cache, self._runner, tokenizer),
+                clock=cache.clock,
+            )
+        )
+        self.pins = Pins(cache, tiers, cache.clock)
+        self.scheduler = Scheduler(
+            cache,
+            max_num_seqs=max_num_seqs,
+            token_budget=token_budget,
+            clock=clock,
+            loads=None if self.tiering is None else self.tiering.loads,
+            yield_pins=self.pins.yield_pool,
+        )
         self._tokenizer = tokenizer
         self._vocab_size = min(tokenizer.vocab_size, vocab_size or tokenizer.vocab_size)
         self._max_num_seqs = max_num_seqs
@@ -73,6 +106,7 @@ class Engine:
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
+        self._starving_since: float | None = None
         self._delivery = Delivery(tokenizer, self.scheduler, frozenset(eos_ids))
 
     @property
@@ -148,7 +182,10 @@ class Engine:
         return min(prompt_tokens + params.max_tokens, self.max_model_len)
 
     def abort(self, request_id: str) -> bool:
-        """End a request where it stands; its blocks come back at once. False if it is not being served."""
+        """End a request where it stands; False if it is not being served.
+
+        Its blocks come back at once, but for those that a tier is filling: these when it is done.
+        """
         request = self._requests.get(request_id)
         if request is None:
             return False
@@ -163,7 +200,8 @@ class Engine:
     def step(self) -> list[Delta]:
         """Run one step and return what is new since the last. Returns at once where nothing is to be done."""
         begin = self._clock()
-        works = self.scheduler.schedule()
+        self.pins.expire()
+        works = self._schedule()
         if works:
             try:
                 self._digest(works, self._runner.run(works))
@@ -176,18 +214,68 @@ class Engine:
             self._report(works, begin)
         return self._delivery.take()
 
+    def _schedule(self) -> list[Work]:
+        """The work of the next step; where there is none because tiers are waited for, after a short wait."""
+        works = self.scheduler.schedule()
+        if works or self.tiering is None or not self.tiering.loads.pending:
+            self._starving_since = None
+            return works
+        self.tiering.stack.wait(_TIER_WAIT)
+        works = self.scheduler.schedule()
+        if not works and self.tiering.loads.lost_blocks and self.scheduler.waiting:
+            self._starve()
+        return works
+
+    def _starve(self) -> None:
+        """A tier that does not answer holds memory that a request needs: it does not wait for ever."""
+        now = time.monotonic()
+        self._starving_since = self._starving_since or now
+        if now - self._starving_since > _STARVED:
+            first = next(self.scheduler.waiting.in_order()).request
+            first.error = (
+                "a tier that does not answer holds the KV pool's memory: give it more, or do without"
+            )
+            self._delivery.end_request(first, "error")
+            self._depart()
+
+    def tend(self) -> bool:
+        """Do a piece of what can wait (audits), for when there are no requests; whether there is more."""
+        return self.tiering is not None and self.tiering.tend()
+
+    def drain(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Wait until what was published is in the tiers, at most so many seconds."""
+        if self.tiering is not None:
+            self.tiering.drain(timeout)
+
+    def pin(self, token_ids: Sequence[int], extras: Extras, ttl: float | None = None) -> int:
+        """Keep the cached full blocks of a prompt for `ttl` seconds (None: until `unpin`); tokens kept."""
+        self.drain(_PIN_SECONDS)  # what was just computed is on its way to the tiers, which may hold it
+        return self.pins.pin(self.cache.chain(token_ids, extras), ttl)
+
+    def unpin(self, token_ids: Sequence[int], extras: Extras) -> bool:
+        """Undo `pin`; False if there was none."""
+        return self.pins.unpin(self.cache.chain(token_ids, extras))
+
+    def close(self, timeout: float = _CLOSE_SECONDS) -> None:
+        """Drain and close the tiers, at most so many seconds; no step after this."""
+        if self.tiering is not None:
+            self.tiering.close(timeout)
+
     def _depart(self) -> None:
         for request in self._delivery.take_finished():
             del self._requests[request.request_id]
             self.scheduler.waiting.depart(request.options.user)
 
     def _report(self, works: Sequence[Work], begin: float) -> None:
-        if self.on_step is None:
+        if self.on_step is None and self.tiering is None:
             return
         prefill = sum(work.count for work in works if work.is_prefill)
         decode = sum(work.count for work in works) - prefill
         seconds = self._clock() - begin
-        self.on_step(StepReport(prefill, decode, len(works), len(self.scheduler.waiting), seconds))
+        if self.tiering is not None:
+            self.tiering.after_step(prefill, decode, seconds)
+        if self.on_step is not None:
+            self.on_step(StepReport(prefill, decode, len(works), len(self.scheduler.waiting), seconds))
 
     def _digest(self, works: Sequence[Work], step: StepLogits) -> None:
         """Publish what was computed, sample where a token is due, and end what is finished."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence, Set
 from types import TracebackType
 from typing import Any
 
+from kvstrata.cache.keys import Extras
 from kvstrata.config import EngineConfig, RequestOptions, SamplingParams
 from kvstrata.engine.build import build
 from kvstrata.engine.engine import StepReport
@@ -61,6 +63,8 @@ class LLM:
         self.loaded = loaded
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
+        if config.tiers:  # at the latest when the process ends, what was computed goes there
+            weakref.finalize(self, loaded.engine.close)
         self._numbers = itertools.count()
         self._inboxes: dict[str, deque[Delta]] = {}
 
@@ -112,13 +116,7 @@ class LLM:
         Raises RequestError where neither or both of prompt and messages are given, and as `generate` does.
         """
         arrival = time.perf_counter()
-        if (prompt is None) == (messages is None):
-            raise RequestError("give stream either a prompt or messages")
-        text, ids = (
-            text_and_ids(prompt, self.tokenizer.encode)
-            if prompt is not None
-            else self._rendered(messages or ())
-        )
+        text, ids = self._one(prompt, messages)
         [params] = params_for(sampling_params, 1)
         check_options(options)
         request_id = self._submit(text, ids, params, arrival, options)
@@ -126,16 +124,53 @@ class LLM:
         next(deltas)  # into its `try`: from here on, closing or dropping it aborts the request, read or not
         return deltas
 
+    def pin(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Messages | None = None,
+        ttl: float | None = None,
+        options: RequestOptions | None = None,
+    ) -> int:
+        """Keep the full blocks of a prompt, or a conversation, from eviction; returns the tokens kept.
+
+        It is computed first where it is not cached. The tiers hold it where they have it all, else the pool,
+        as long as no request needs that room. ttl: for so many seconds (None: until `unpin`). Raises
+        RequestError as `stream` does, and for a ttl that is not above 0.
+        """
+        if ttl is not None and not (isinstance(ttl, int | float) and ttl > 0):
+            raise RequestError(f"ttl is {ttl!r}; give seconds above 0, or None for ever")
+        text, ids = self._one(prompt, messages)
+        self._run(
+            [(text, ids)], SamplingParams(temperature=0, max_tokens=1), time.perf_counter(), None, options
+        )
+        return self.engine.pin(ids, _extras(options), ttl)
+
+    def unpin(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Messages | None = None,
+        options: RequestOptions | None = None,
+    ) -> bool:
+        """Undo `pin`; False if there was none, or its time is over."""
+        check_options(options)
+        return self.engine.unpin(self._one(prompt, messages)[1], _extras(options))
+
     def abort(self, request_id: str) -> bool:
         """End a request where it stands; False if it is not being served."""
         return self.engine.abort(request_id)
 
     def close(self) -> None:
-        """Abort what is still being served; streams that are being read end with that."""
+        """Abort what is still being served, and write to the tiers what is on its way there, then close them.
+
+        Streams that are being read end with that. Harmless the second time.
+        """
         for request_id in list(self._inboxes):
             self.engine.abort(request_id)
         self._pump()
         self._inboxes.clear()
+        self.engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -144,6 +179,13 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _one(self, prompt: Prompt | None, messages: Messages | None) -> tuple[str | None, list[int]]:
+        if (prompt is None) == (messages is None):
+            raise RequestError("give either a prompt or messages")
+        if prompt is not None:
+            return text_and_ids(prompt, self.tokenizer.encode)
+        return self._rendered(messages or ())
 
     def _rendered(self, messages: Messages) -> tuple[str, list[int]]:
         text = self.loaded.chat_template.render(messages)
@@ -220,3 +262,8 @@ class LLM:
     def _forget(self, request_id: str) -> None:
         if self._inboxes.pop(request_id, None) is not None:
             self.engine.abort(request_id)
+
+
+def _extras(options: RequestOptions | None) -> Extras:
+    own = options or RequestOptions()
+    return Extras(salt=own.cache_salt, adapter=own.adapter)

@@ -19,7 +19,7 @@ class Usage:
     """Tokens of a request; cached_tokens are prompt tokens whose K and V were not computed for it.
 
     cached_by_source: of those, how many came from where (`pool`: found there on arrival; `shared`: being
-    computed just then for another request).
+    computed just then for another request; or the name of a tier).
     """
 
     prompt_tokens: int
@@ -33,11 +33,23 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class TierLoad:
+    """Blocks that a request had from a tier. bytes: of those that came; seconds: of the whole load."""
+
+    tier: str
+    blocks: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Timings:
     """Times of a request in seconds.
 
     queue: submission to first scheduling. ttft: submission to the first token. inter_token: between the
-    tokens of the first answer. total: submission to the last token of all answers.
+    tokens of the first answer. total: submission to the last token of all answers. loads: from the tiers, in
+    order. recomputed: tokens that no tier brought, by reason: `absent` from all, `cost` (quicker to compute),
+    `failed` (found, but not there any more, not verified, or late).
     """
 
     queue: float
@@ -45,6 +57,8 @@ class Timings:
     inter_token: tuple[float, ...]
     total: float
     preemptions: int = 0
+    loads: tuple[TierLoad, ...] = ()
+    recomputed: dict[str, int] = field(default_factory=dict)
 
     @property
     def decode_tok_s(self) -> float | None:

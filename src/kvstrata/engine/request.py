@@ -9,16 +9,27 @@ from enum import Enum, auto
 from kvstrata.cache.keys import KeyChain
 from kvstrata.cache.table import CacheSequence
 from kvstrata.config import RequestOptions, SamplingParams
-from kvstrata.engine.outputs import Logprob
+from kvstrata.engine.outputs import Logprob, TierLoad
 from kvstrata.engine.text import AnswerText
+from kvstrata.tiers.stack import Lookup
 
 
 class Status(Enum):
-    """Where a sequence is: in the queue (new or preempted), in the pool, or done."""
+    """Where a sequence is: in the queue (new or preempted), coming from a tier, in the pool, or done."""
 
     WAITING = auto()
+    LOADING = auto()
     RUNNING = auto()
     FINISHED = auto()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to the tiers: which blocks from position `first` on they have. at: by the engine's clock."""
+
+    first: int
+    at: float
+    lookup: Lookup
 
 
 @dataclass(eq=False)
@@ -42,6 +53,9 @@ class Request:
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)
     cached_by_source: Counter[str] = field(default_factory=Counter)
     found_on_arrival: int = 0  # prompt tokens that the pool held
+    counts_sources: bool = True  # until it is known what its first admission found
+    loads: list[TierLoad] = field(default_factory=list)
+    recomputed: Counter[str] = field(default_factory=Counter)
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -70,7 +84,7 @@ class Sequence:
 
     chain: prompt and answer tokens with the keys of their full blocks, while not in the pool; in the pool
     the cache sequence carries the same object. waits_for: key of the block whose computation for another
-    sequence it waits for.
+    sequence it waits for. asked: what the tiers were asked for it.
     """
 
     request: Request
@@ -80,6 +94,8 @@ class Sequence:
     status: Status = Status.WAITING
     cache: CacheSequence | None = None
     waits_for: bytes | None = None
+    asked: Asked | None = None
+    recomputes: bool = False  # a tier let it down: no more loads
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0

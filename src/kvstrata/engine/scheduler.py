@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from kvstrata.cache.manager import KVCache
+from kvstrata.engine.cost import LoadPlan
+from kvstrata.engine.loads import Loads
 from kvstrata.engine.queue import WaitingQueue
 from kvstrata.engine.request import Sequence, Status
 
@@ -49,19 +51,25 @@ class Scheduler:
         max_num_seqs: int,
         token_budget: int,
         clock: Callable[[], float],
+        loads: Loads | None = None,
+        yield_pins: Callable[[], bool] = lambda: False,
     ) -> None:
         self.cache = cache
+        self.loading: list[Sequence] = []
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._max_num_seqs = max_num_seqs
         self._token_budget = token_budget
         self._clock = clock
+        self._loads = loads
+        self._yield_pins = yield_pins
         self._leaders: dict[bytes, Sequence] = {}  # prompt blocks that are being computed just now, by key
 
     def schedule(self) -> list[Work]:
-        """The work of the next step; empty only where nothing waits and nothing runs."""
+        """The work of the next step; empty only where nothing runs, and nothing waits but for the tiers."""
         self.cache.expire()
+        self._collect_loads()
         works: dict[Sequence, Work] = {}
         preempted = self.preemptions
         order = sorted(self.running, key=lambda s: s.rank)
@@ -104,6 +112,8 @@ class Scheduler:
         assert work.sequence.cache is not None
         while not self.cache.grow(work.sequence.cache, work.start + work.count):
             victim = max(self.running, key=lambda s: s.rank)
+            if victim is work.sequence and self._yield_pins():
+                continue
             works.pop(victim, None)
             self.preempt(victim)
             if victim is work.sequence:
@@ -136,6 +146,12 @@ class Scheduler:
         """A sequence is done, wherever it stands; harmless when it already was."""
         if sequence.status is Status.RUNNING:
             self._leave(sequence)
+        elif sequence.status is Status.LOADING:
+            assert self._loads is not None
+            self.loading.remove(sequence)
+            self._stop_leading(sequence, sequence.chain.keys)
+            self._loads.abandon(sequence)
+            sequence.cache = None
         self.waiting.discard(sequence)
         sequence.status = Status.FINISHED
 
@@ -147,7 +163,10 @@ class Scheduler:
         sequence.cache = None
 
     def _admit(self, works: dict[Sequence, Work]) -> None:
-        places = self._max_num_seqs - len(self.running) - sum(s.request.answers_to_fork for s in self.running)
+        placed = [*self.running, *self.loading]
+        places = self._max_num_seqs - len(placed) - sum(s.request.answers_to_fork for s in placed)
+        if self._loads is not None:
+            self._loads.begin_admission()
         for sequence in self.waiting.in_order():
             if self._left(works) <= 0 or places <= 0:
                 return
@@ -157,9 +176,16 @@ class Scheduler:
             sequence.waits_for = self._led_by_another(sequence, hit)
             if sequence.waits_for is not None:
                 continue
+            plan = None if self._loads is None else self._loads.consider(sequence, hit)
+            if plan is None and self._loads is not None:
+                continue  # the tiers have not answered
             needed = 1 + sequence.request.answers_to_fork
-            if places < needed or not self._open(sequence, hit):
+            if places < needed:
                 return
+            if not self._open(sequence, hit, plan):
+                idle = not self.running and not self.loading
+                if not (idle and self._yield_pins() and self._open(sequence, hit, plan)):
+                    return
             places -= needed
             self._take(sequence, works)
 
@@ -181,7 +207,7 @@ class Scheduler:
         led = takewhile(self._leaders.__contains__, sequence.chain.keys[first_missing:matchable])
         return next(iter(deque(led, maxlen=1)), None)
 
-    def _open(self, sequence: Sequence, hit: int) -> bool:
+    def _open(self, sequence: Sequence, hit: int, plan: LoadPlan | None) -> bool:
         request = sequence.request
         # One block beyond what is known: a sequence that is admitted only to be preempted at once is waste.
         reserve = min(sequence.num_tokens + self.cache.block_size, request.limit)
@@ -189,23 +215,53 @@ class Scheduler:
             sequence.chain,
             hit,
             max(reserve, sequence.num_tokens),
-            priority=request.options.priority,
+            priority=-request.options.priority,  # to the cache, higher is more important
             ttl=request.options.ttl,
             prompt_tokens=len(request.prompt_token_ids),
         )
         if opened is None:
             return False
         sequence.cache = opened
-        sequence.status = Status.RUNNING
         self.waiting.discard(sequence)
-        self.running.append(sequence)
+        sequence.status = Status.RUNNING
         self._lead(sequence, hit)
         if request.first_scheduled is None:
             request.first_scheduled = self._clock()
             # What was not there on arrival was computed for another request in the meantime.
             request.cached_by_source["pool"] = min(hit, request.found_on_arrival)
             request.cached_by_source["shared"] = max(0, hit - request.found_on_arrival)
+        if self._loads is not None and plan is not None:
+            self._load(sequence, hit, plan, self._loads)
+        if sequence.status is Status.RUNNING:
+            self.running.append(sequence)
+            request.counts_sources = False
         return True
+
+    def _load(self, sequence: Sequence, hit: int, plan: LoadPlan, loads: Loads) -> None:
+        """Start the loads of a sequence that was just opened, if there are any and the pool has room."""
+        loads.opened(sequence, plan)
+        if sequence.request.counts_sources:
+            loads.used(sequence, hit)
+        if not plan.empty and loads.begin(sequence, plan):
+            sequence.status = Status.LOADING
+            self.loading.append(sequence)
+        sequence.asked = None
+
+    def _collect_loads(self) -> None:
+        """Sequences whose loads have ended run from now on, or wait again where their tier hangs."""
+        if self._loads is None:
+            return
+        size = self.cache.block_size
+        for sequence in self._loads.collect():
+            self.loading.remove(sequence)
+            if sequence.cache is None:
+                self._stop_leading(sequence, sequence.chain.keys)
+                sequence.status = Status.WAITING
+                self.waiting.push(sequence)
+            else:
+                sequence.status = Status.RUNNING
+                self.running.append(sequence)
+                self._stop_leading(sequence, sequence.chain.keys[: sequence.num_computed // size])
 
     def _lead(self, sequence: Sequence, hit: int) -> None:
         for key in sequence.chain.keys[hit // self.cache.block_size :]:

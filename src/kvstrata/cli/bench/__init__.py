@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import typer
 
-from kvstrata.cli.bench import attention, control, linear, paging, phases, waste, workload
+from kvstrata.cli.bench import (
+    attention,
+    control,
+    linear,
+    paging,
+    phases,
+    policies,
+    tiers,
+    waste,
+    workload,
+)
 
 
 def register(app: typer.Typer) -> None:
     """Declare the command and what it can measure."""
     bench = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
-    for measurement in (workload, phases, attention, linear, control, paging, waste):
+    for measurement in (workload, phases, attention, linear, control, paging, waste, tiers, policies):
         measurement.register(bench)
     app.add_typer(bench, name="bench")

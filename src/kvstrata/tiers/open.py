@@ -1,0 +1,35 @@
+"""From a URL to the tier that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstrata.errors import ConfigError
+from kvstrata.tiers.ram import RamTier
+from kvstrata.tiers.tier import StoreContext, Tier
+from kvstrata.tiers.url import TierUrl, parse_tier_url
+
+
+def _disk(url: TierUrl, context: StoreContext) -> Tier:
+    from kvstrata.tiers.disk import DiskTier  # noqa: PLC0415  (only who has one pays for its import)
+
+    return DiskTier.open(url, context)
+
+
+_SCHEMES: dict[str, Callable[[TierUrl, StoreContext], Tier]] = {"ram": RamTier.open, "disk": _disk}
+
+
+def check_tier_url(text: str) -> TierUrl:
+    """Take a tier's URL apart. Raises ConfigError for an unknown kind, naming those there are."""
+    url = parse_tier_url(text)
+    if url.scheme not in _SCHEMES:
+        raise ConfigError(
+            f"tier {text!r} is of kind {url.scheme!r}; the kinds are {', '.join(sorted(_SCHEMES))}"
+        )
+    return url
+
+
+def open_tier(url: str, context: StoreContext) -> Tier:
+    """Open the tier that a URL names, for the blocks of a context. Raises ConfigError."""
+    taken = check_tier_url(url)
+    return _SCHEMES[taken.scheme](taken, context)

@@ -1,0 +1,73 @@
+"""A thread that runs calls in order and never keeps the process from ending."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Worker:
+    """One daemon thread. `concurrent.futures` would wait for a hung call when the interpreter exits."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a call after those before it; cancelled at once after `close`."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = call(*args, **kwargs)
+            except BaseException as error:  # the caller's to see, in the future
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            if self._closed:
+                future.cancel()
+                future.set_running_or_notify_cancel()
+            else:
+                self._calls.put(run)
+        return future
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Take no more calls and wait for those there are; False if they took longer than that."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._calls.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # its memory is the caller's to give back
+
+
+def completed(value: T) -> Future[T]:
+    """A future that is done."""
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
+
+
+def failed(error: BaseException) -> Future[Any]:
+    """A future that ended in an error."""
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
