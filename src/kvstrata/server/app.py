@@ -61,7 +61,7 @@ async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return await _on_error(request, ApiError(400, "the body is no valid JSON", code="invalid_json"))
+        return await _on_error(request, _no_json())
     place = [str(part) for part in first["loc"] if part != "body"]
     param = ".".join(place)[:_SHOWN] or None
     if first["type"] == "missing" and not place:
@@ -83,6 +83,14 @@ async def _on_http(request: Request, error: Exception) -> Response:
         return await _on_error(
             request, ApiError(405, message, code="method_not_allowed", headers=error.headers)
         )
+    if error.status_code == 400:  # whatever else there is about a body: its UTF-8, its depth, its numbers
+        return await _on_error(request, _no_json())
     return await _on_error(
         request, ApiError(error.status_code, str(error.detail), code="invalid_request", headers=error.headers)
+    )
+
+
+def _no_json() -> ApiError:
+    return ApiError(
+        400, "the body is no JSON that can be read; send UTF-8, not too deep", code="invalid_json"
     )

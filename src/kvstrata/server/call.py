@@ -1,7 +1,7 @@
 """One HTTP request that is being answered: what it has open at the engine, and whether its client is there.
 
-Its life: `watch` for the client leaving, `submit`, then `all_results` or `next` until all has come, and `close`
-whatever happened.
+Its life: `watch` for the client leaving, `submit`, then `all_results` or `next` until all is there, and then
+`close`, whatever happened.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ class KeyRing:
     def __init__(self, api_keys: Sequence[ApiKey] = (), admin: ApiKey | None = None) -> None:
         self.required = bool(api_keys)
         self.has_admin = admin is not None
+        self.names = [key.name for key in (*api_keys, *([admin] if admin is not None else []))]
         self._keys = [*api_keys, *([admin] if admin is not None else [])]
         for attribute in ("name", "digest"):
             values = [getattr(key, attribute) for key in self._keys]

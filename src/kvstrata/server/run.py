@@ -58,11 +58,11 @@ def run(
     config: ServerConfig,
     keys: KeyRing,
     listener: socket.socket,
-    on_ready: Callable[[Service], None],
+    on_ready: Callable[[str], None],
 ) -> int:
     """Serve until a signal asks to stop; returns the exit code: 0, or 1 where the engine has failed.
 
-    on_ready: called once requests are taken.
+    on_ready: called with the model's name once requests are taken.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
@@ -82,7 +82,7 @@ async def _serve(
     config: ServerConfig,
     keys: KeyRing,
     listener: socket.socket,
-    on_ready: Callable[[Service], None],
+    on_ready: Callable[[str], None],
 ) -> int:
     log = RequestLog(sys.stderr, config.log_format)
     name = config.served_model_name or llm.loaded.path.stem
@@ -116,7 +116,7 @@ async def _serve(
     while not (server.started or serving.done()):
         await asyncio.sleep(0.005)
     if server.started:
-        on_ready(service)
+        on_ready(name)
     await serving
     for task in draining:
         await task
