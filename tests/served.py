@@ -90,14 +90,13 @@ class StepGate:
     def __init__(self, toy: Toy) -> None:
         self._passes = threading.Semaphore(0)
         self._open = threading.Event()
-        self.waiting = threading.Event()  # a step has come to the gate
+        self.arrived = 0  # steps that have come to the gate
         inner = toy.model.forward
 
         def forward(batch: Any) -> Any:
             if not self._open.is_set():
-                self.waiting.set()
+                self.arrived += 1
                 assert self._passes.acquire(timeout=START)
-                self.waiting.clear()
             return inner(batch)
 
         toy.model.forward = forward  # type: ignore[method-assign]
@@ -146,11 +145,14 @@ class ToyServer:
         """The request lines of the log so far."""
         return [json.loads(line) for line in self.log.getvalue().splitlines()]
 
-    def connect(self) -> socket.socket:
-        """A bare connection."""
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        """A bare connection; the system keeps about so many bytes that are not read."""
         host, port = self.url.removeprefix("http://").split(":")
-        connection = socket.create_connection((host, int(port)), START)
+        connection = socket.socket()
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.settimeout(START)
+        connection.connect((host, int(port)))
         return connection
 
 
