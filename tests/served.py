@@ -184,7 +184,11 @@ def toy_server(
         listener = listen(config)
         server = uvicorn.Server(
             uvicorn.Config(
-                create_app(service), log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=2
+                create_app(service, "0"),
+                log_config=None,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=2,
             )
         )
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import kvstrata
 from kvstrata.cli import sources
 from kvstrata.cli.loading import load
 from kvstrata.cli.options import declared
@@ -119,7 +120,7 @@ def serve(
         if json:
             emit_json({"url": url, "model": model, "pid": os.getpid(), "settings": settings})
 
-    return run(llm, config, keys, listener, on_ready)
+    return run(llm, config, keys, listener, version=kvstrata.__version__, on_ready=on_ready)
 
 
 def _read_template(resolved: dict[str, sources.Resolved]) -> None:

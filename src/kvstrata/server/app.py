@@ -8,7 +8,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
-import kvstrata
 from kvstrata.server import cache_routes, generate, status
 from kvstrata.server.docs_page import docs_page
 from kvstrata.server.front import Front, line_of
@@ -18,11 +17,11 @@ from kvstrata.server.service import Service
 _SHOWN = 200  # characters of what a client sent that an error repeats
 
 
-def create_app(service: Service) -> ASGIApp:
-    """The ASGI application of a service."""
+def create_app(service: Service, version: str) -> ASGIApp:
+    """The ASGI application of a service. version: of kvstrata, for the description."""
     app = FastAPI(
         title="kvstrata",
-        version=kvstrata.__version__,
+        version=version,
         description="An OpenAI-compatible server in front of a KV-cache engine.",
         docs_url=None,
         redoc_url=None,

@@ -8,12 +8,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from kvstrata.config import RequestOptions, SamplingParams
 from kvstrata.server.problems import ApiError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _whole(value: Any) -> Any:
+    """5.0 is a whole number in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+def _told(low: float, high: float | None = None) -> Any:
+    """A field whose bounds the description tells; `SamplingParams` checks them, in words of its own."""
+    bounds: dict[str, Any] = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
+    return Field(None, json_schema_extra=bounds)
 
 
 class _Body(BaseModel):
@@ -38,28 +52,28 @@ class GenerationRequest(_Body):
     """The fields that both endpoints take; null is as good as absent."""
 
     model: str | None = Field(None, description="The name that /v1/models tells; absent: the model served.")
-    n: int | None = Field(None, description="How many answers.")
+    n: Whole | None = _told(1, 128)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: Finite | None = None
-    top_p: Finite | None = None
-    presence_penalty: Finite | None = None
-    frequency_penalty: Finite | None = None
-    seed: int | None = None
+    max_tokens: Whole | None = _told(0)
+    temperature: Finite | None = _told(0, 100)
+    top_p: Finite | None = Field(None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
+    presence_penalty: Finite | None = _told(-2, 2)
+    frequency_penalty: Finite | None = _told(-2, 2)
+    seed: Whole | None = None
     stop: str | list[str] | None = None
     user: str | None = None
     logit_bias: dict[str, Any] | None = Field(None, description="Not supported.")
     # As in vLLM.
-    top_k: int | None = None
-    min_p: Finite | None = None
-    repetition_penalty: Finite | None = None
-    min_tokens: int | None = None
+    top_k: Whole | None = _told(-1)
+    min_p: Finite | None = _told(0, 1)
+    repetition_penalty: Finite | None = _told(0.01, 100)
+    min_tokens: Whole | None = _told(0)
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    priority: int | None = Field(None, description="Lower goes first.")
+    priority: Whole | None = Field(None, description="Lower goes first.")
     cache_salt: Annotated[str, Field(max_length=1024)] | None = Field(
         None, description="Cached blocks are shared only among requests of one salt."
     )
@@ -120,13 +134,13 @@ class ChatRequest(GenerationRequest):
             "items": {
                 "type": "object",
                 "required": ["role", "content"],
-                "properties": {"role": {"type": "string"}, "content": {"type": "string"}},
+                "properties": {"role": {"type": "string", "minLength": 1}, "content": {"type": "string"}},
             }
         },
     )
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = _told(1)
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further names for the chat template."
@@ -177,11 +191,13 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """A body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+        json_schema_extra={"minLength": 1, "minItems": 1}
+    )
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     add_special_tokens: bool | None = None
-    best_of: int | None = Field(None, description="Only as many as n.")
+    best_of: Whole | None = Field(None, description="Only as many as n.")
     suffix: str | None = Field(None, description="Not supported.")
 
     def unsupported(self) -> list[str]:

@@ -58,15 +58,17 @@ def run(
     config: ServerConfig,
     keys: KeyRing,
     listener: socket.socket,
+    *,
+    version: str,
     on_ready: Callable[[str], None],
 ) -> int:
     """Serve until a signal asks to stop; returns the exit code: 0, or 1 where the engine has failed.
 
-    on_ready: called with the model's name once requests are taken.
+    version: of kvstrata. on_ready: called with the model's name once requests are taken.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    return asyncio.run(_serve(llm, config, keys, listener, on_ready))
+    return asyncio.run(_serve(llm, config, keys, listener, version=version, on_ready=on_ready))
 
 
 class _Server(uvicorn.Server):
@@ -82,6 +84,8 @@ async def _serve(
     config: ServerConfig,
     keys: KeyRing,
     listener: socket.socket,
+    *,
+    version: str,
     on_ready: Callable[[str], None],
 ) -> int:
     log = RequestLog(sys.stderr, config.log_format)
@@ -96,7 +100,7 @@ async def _serve(
     )
     server = _Server(
         uvicorn.Config(
-            create_app(service),
+            create_app(service, version),
             log_config=None,
             access_log=False,
             server_header=False,
