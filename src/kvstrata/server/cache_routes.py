@@ -14,7 +14,9 @@ from kvstrata.server.requests import PinRequest
 from kvstrata.server.service import Service
 from kvstrata.server.shapes import CacheUsage, Done, ErrorBody
 
-_PROBLEMS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 401, 403, 500)}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 403, 500, "default")
+}
 
 
 def router(service: Service) -> APIRouter:

@@ -24,7 +24,7 @@ from kvstrata.server.service import Service
 from kvstrata.server.shapes import ChatCompletion, Completion, ErrorBody
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 429, 500, 503)
+    status: {"model": ErrorBody} for status in (400, 401, 404, 413, 429, 500, 503, "default")
 }
 # As text, so that the shapes of replies are what /openapi.json shows.
 _STREAM = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}

@@ -63,9 +63,15 @@ def parse_keys(entries: Iterable[str], source: str, *, admin: bool = False) -> l
         name, colon, secret = (part.strip() for part in entry.partition(":"))
         if not colon:
             name, secret = ("admin" if admin else f"key-{number}"), name
-        if not name or len(secret) < MIN_LENGTH or any(c.isspace() for c in name + secret):
+        if (
+            not name
+            or len(secret) < MIN_LENGTH
+            or not secret.isascii()
+            or any(c.isspace() for c in name + secret)
+        ):
             raise ConfigError(
-                f"{source}: entry {number} is no key; give NAME:KEY, the key at least {MIN_LENGTH} characters"
+                f"{source}: entry {number} is no key; give NAME:KEY, the key at least {MIN_LENGTH} "
+                "characters of ASCII"
             )
         keys.append(ApiKey(name, hashlib.sha256(secret.encode()).digest(), admin))
     return keys

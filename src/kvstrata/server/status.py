@@ -37,7 +37,10 @@ def router(service: Service) -> APIRouter:
         """The models that are served."""
         return {"object": "list", "data": [_card(service)]}
 
-    @routes.get("/v1/models/{name:path}", responses={401: {"model": ErrorBody}, 404: {"model": ErrorBody}})
+    @routes.get(
+        "/v1/models/{name:path}",
+        responses={status: {"model": ErrorBody} for status in (401, 404, "default")},
+    )
     async def model(name: str) -> ModelCard:
         """One model."""
         service.check_model(name)
