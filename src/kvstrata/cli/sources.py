@@ -59,7 +59,7 @@ def resolve(
     """
     resolved: dict[str, Resolved] = {}
     for name, kind in kinds.items():
-        if flags.get(name) is not None:
+        if flags.get(name) not in (None, []):  # an option that can be given several times is a list
             resolved[name] = Resolved(flags[name], "flag")
         elif variable(name) in environment:
             resolved[name] = Resolved(_from_text(name, kind, environment[variable(name)]), "environment")
