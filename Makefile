@@ -100,11 +100,11 @@ $(STAMPS)/package: pyproject.toml setup.py $(KERNEL_SOURCES) $(CONSTRAINTS) $(ST
 	touch $@
 
 $(STAMPS)/test: $(STAMPS)/package
-	$(PIP_INSTALL) 'kvstrata[test]'
+	$(PIP_INSTALL) 'kvstrata[server,test]'
 	touch $@
 
 $(STAMPS)/dev: $(STAMPS)/package
-	$(PIP_INSTALL) 'kvstrata[dev]'
+	$(PIP_INSTALL) 'kvstrata[server,dev]'
 	touch $@
 
 $(STAMPS)/smollm2: Makefile $(STAMPS)/venv

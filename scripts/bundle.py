@@ -42,7 +42,8 @@ def main() -> None:
         shutil.copy(ROOT / "scripts" / "install.sh", stage)
         for name in ("LICENSE", "README.md", "CHANGELOG.md"):
             shutil.copy(ROOT / name, stage)
-        shutil.copytree(ROOT / "docs", stage / "docs")
+        for folder in ("docs", "deploy"):
+            shutil.copytree(ROOT / folder, stage / folder)
         (stage / "PYTHON").write_text(f"{sys.version_info.major}.{sys.version_info.minor}\n")
         write_checksums(stage)
         archive = out / f"{bundle_name(kvstrata_version(wheels))}.tar"

@@ -25,3 +25,11 @@ class RequestError(KVStrataError, ValueError):
 
 class IntegrityError(KVStrataError):
     """An invariant of the cache does not hold: a defect of ours, raised by `check_integrity`."""
+
+
+class OverloadedError(KVStrataError):
+    """More requests than may wait at once; the same request can succeed later."""
+
+
+class StoppedError(KVStrataError):
+    """The engine does not serve (any more): it is shutting down, or it has failed."""

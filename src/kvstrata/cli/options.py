@@ -123,3 +123,8 @@ def _settings(cls: type, values: dict[str, Any]) -> Any:
             if message.startswith(f"{name} "):
                 message = f"--{_flag(name)} {message.removeprefix(name).lstrip()}"
         raise typer.BadParameter(message) from None
+
+
+def declared(cls: type) -> Mapping[str, tuple[Any, str]]:
+    """The fields of a settings class that are options: the type that is read, and what --help says."""
+    return _OPTIONS[cls]

@@ -1,0 +1,173 @@
+"""What clients get: the field's response bodies."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+
+class PromptTokensDetails(TypedDict):
+    """cached_tokens: prompt tokens whose K and V were not computed for this request."""
+
+    cached_tokens: int
+
+
+class UsageBody(TypedDict):
+    """Tokens of a request, all its prompts and answers together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TokenLogprob(TypedDict):
+    """A token, its log-probability and its bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    """A token of the answer, with the likeliest tokens in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Log-probabilities of a chat answer."""
+
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(TypedDict):
+    """Log-probabilities of a completion, the prompt's first where it is echoed; its first token has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class ChatMessage(TypedDict):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    """One answer of a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(TypedDict):
+    """A chat's answers."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+
+
+class CompletionChoice(TypedDict):
+    """One answer to a prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str
+
+
+class Completion(TypedDict):
+    """Answers to prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody
+
+
+class ModelCard(TypedDict):
+    """A model. max_model_len: most tokens of prompt and answer together."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(TypedDict):
+    """The models that are served."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class ErrorDetail(TypedDict):
+    """What went wrong, whose mistake it is, in which field, and what to branch on."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """An error."""
+
+    error: ErrorDetail
+
+
+class PoolUsage(TypedDict):
+    """Blocks of one layer group, and their bytes together."""
+
+    total_blocks: int
+    free_blocks: int
+    cached_blocks: int
+    held_blocks: int
+    evictions: dict[str, int]
+
+
+class CacheUsage(TypedDict):
+    """The cache now, and since the server's start.
+
+    usage: share of the pool's blocks that requests hold; filled: share that requests hold or that are cached.
+    hit_ratio: share of prompt tokens that were not computed (None: no request is finished yet).
+    """
+
+    usage: float
+    filled: float
+    block_size: int
+    pool: list[PoolUsage]
+    requests_running: int
+    requests_waiting: int
+    preemptions: int
+    prompt_tokens: int
+    cached_tokens: dict[str, int]
+    hit_ratio: float | None
+
+
+class Done(TypedDict):
+    """What a command to the cache did."""
+
+    status: Literal["ok"]
+
+
+class Live(TypedDict):
+    """Whether the server works."""
+
+    status: Literal["ok", "ready", "failed", "draining"]
