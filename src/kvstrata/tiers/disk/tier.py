@@ -57,7 +57,8 @@ class DiskTier:
         self._readers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-read")
         self._checkers = ThreadPoolExecutor(count, "kvstrata-disk-check")
         self._writers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-write")
-        self._reader = Reader(self._store, self._readers, self._checkers, count)
+        self._stream = ThreadPoolExecutor(1, "kvstrata-disk-stream")
+        self._reader = Reader(self._store, self._readers, self._stream, self._checkers, count)
         self._writer = Writer(self._store, self._writers)
         self._upkeep = Upkeep(self._store)
 
@@ -138,7 +139,7 @@ class DiskTier:
         store.wait("store")
         store.wait("load")
         self._upkeep.stop()
-        for threads in (self._readers, self._checkers, self._writers):
+        for threads in (self._stream, self._readers, self._checkers, self._writers):
             threads.shutdown()
         if not self.options.read_only:
             store.write_uses()
