@@ -1,7 +1,7 @@
 """A working set four times the pool: what tiers keep of an unbounded pool's hits, and what that is worth.
 
 Prompts of equal length are asked for once each, which counts for nothing, and then by a Zipf law, which is
-measured: one token of answer each, one after another. Compared are a pool that holds a quarter of them, the same
+measured: one token of answer each, one after another. Compared are a pool that holds a quarter, the same
 over RAM and disk, the same over RAM for half of them, and hit ratios replayed: without limit, and of the RAM
 tier's policy alone. Prints one JSON object; `--only` measures some of the settings.
 

@@ -138,6 +138,11 @@ class RamTier:
         with self._lock:
             return sum(self._index.remove(address, "deleted") for address in addresses)
 
+    def clear(self) -> None:
+        """Remove all blocks."""
+        with self._lock:
+            self._index.clear()
+
     def usage(self) -> TierUsage:
         """Figures at this moment."""
         with self._lock:
@@ -168,8 +173,7 @@ class RamTier:
         self._closed = True
         self._stores.close()
         self._loads.close()
-        with self._lock:
-            self._index.clear()
+        self.clear()
 
     def _load(self, wanted: Sequence[Identity], into: Sequence[memoryview]) -> list[Loaded]:
         begin = time.perf_counter()

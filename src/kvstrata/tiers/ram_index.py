@@ -59,7 +59,7 @@ class RamIndex:
         self._salted: dict[tuple[str, int], EvictionPolicy] = {}
         self._salt_bytes: Counter[str] = Counter()
         self._pins: list[tuple[float, Address]] = []
-        self._pinned: set[Address] = set()  # some of which may have gone, or not be pinned any more
+        self._pinned: set[Address] = set()  # some of them perhaps not any more
         self._reading = 0
 
     def __len__(self) -> int:
@@ -126,6 +126,7 @@ class RamIndex:
         entry = self._entries.pop(address, None)
         if entry is None:
             return False
+        self._pinned.discard(address)
         for policy in self._policies_of(address, entry):
             policy.remove(address.key)
         self.used_bytes -= self._arena.stride(address.group)

@@ -120,6 +120,13 @@ class DiskTier:
             store.drop(entries, "deleted")
         return len(entries)
 
+    def clear(self) -> None:
+        store = self._store
+        with store.lock:
+            if not store.closed and not store.options.read_only:
+                store.writing.clear()
+                store.drop(store.index.entries(), "deleted")
+
     def usage(self) -> TierUsage:
         return self._store.usage()
 
