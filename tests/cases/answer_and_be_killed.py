@@ -2,8 +2,8 @@
 
 Usage: python answer_and_be_killed.py MODEL URL SEED
 
-Lines on stdout, each flushed: `open`, then a JSON object for each answer: the prompt's number, the answer's token
-ids, when it was given (seconds, monotonic) and how many blocks had been dropped by then.
+Lines on stdout, each flushed: `open`, then a JSON object for each answer: number of the prompt, token ids of
+the answer, when it was given (seconds, monotonic), and how many blocks had been dropped by then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tier in main memory: `ram://?size=4GiB&policy=lrfu&ttl=3600&quota=1GiB`.
+"""The tier in main memory: `ram://?size=4GiB&policy=lrfu&ttl=12h&quota=1GiB`.
 
 One arena holds the payloads, an index entry each tells what they are. Bytes are copied by numpy, which lets
 other threads run meanwhile; the lock is held for index work only, so looking up never waits for a copy.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,6 +12,7 @@ from kvstrata.cache.keys import salt_of
 from kvstrata.cache.policies import make_policy
 from kvstrata.cache.policy import EvictionPolicy, Meta
 from kvstrata.tiers.arena import SlotArena
+from kvstrata.tiers.holding import Held, PinEnds
 from kvstrata.tiers.tier import Address, Identity
 
 EvictReason = Literal["space", "expired", "quota", "quarantined", "deleted"]
@@ -58,7 +58,7 @@ class RamIndex:
         self._quota = quota
         self._salted: dict[tuple[str, int], EvictionPolicy] = {}
         self._salt_bytes: Counter[str] = Counter()
-        self._pins: list[tuple[float, Address]] = []
+        self._pins: PinEnds[Address] = PinEnds()
         self._pinned: set[Address] = set()  # some of them perhaps not any more
         self._reading = 0
 
@@ -107,10 +107,8 @@ class RamIndex:
         entry = self.get(address, now)
         if entry is None:
             return False
-        entry.pinned_until = max(entry.pinned_until, deadline)
+        self._pins.pin(address, entry, deadline)
         self._pinned.add(address)
-        if deadline < math.inf:
-            heapq.heappush(self._pins, (deadline, address))
         return True
 
     def unpin(self, address: Address, now: float) -> None:
@@ -169,8 +167,10 @@ class RamIndex:
 
     def _evict(self, group: int, policy: EvictionPolicy, count: int, now: float, reason: EvictReason) -> bool:
         """Remove up to `count` victims of a policy; whether there were any."""
-        pinned = _Pinned(self._entries, group, now) if self._reading or self._pinned else frozenset[bytes]()
-        victims = policy.victims(count, pinned, now)
+        held: Container[bytes] = ()
+        if self._reading or self._pinned:
+            held = Held(lambda key: self._entries.get(Address(key, group)), now)
+        victims = policy.victims(count, held, now)
         for key in victims:
             self.remove(Address(key, group), reason)
         return bool(victims)
@@ -196,22 +196,8 @@ class RamIndex:
 
     def _end_pins(self, now: float) -> None:
         """Policies look again at what they found pinned only when it is touched."""
-        while self._pins and self._pins[0][0] <= now:
-            _, address = heapq.heappop(self._pins)
+        for address in self._pins.lapsed(now):
             entry = self._entries.get(address)
             if entry is None or entry.pinned_until <= now:
                 self._pinned.discard(address)
                 self.touch([address], now)
-
-
-class _Pinned:
-    """The keys of a group that must stay: pinned, or being read."""
-
-    def __init__(self, entries: dict[Address, Entry], group: int, now: float) -> None:
-        self._entries = entries
-        self._group = group
-        self._now = now
-
-    def __contains__(self, key: object) -> bool:
-        entry = self._entries.get(Address(key, self._group)) if isinstance(key, bytes) else None
-        return entry is not None and (entry.readers > 0 or entry.pinned_until > self._now)
