@@ -5,6 +5,7 @@ new, so that drift of the machine meets both alike. Compared are the sums of sec
 work counts where it slows the engine down. Prints one JSON object.
 
 Usage: python benchmarks/tier_overhead.py FOLDER [--rounds 12] [--tokens 1000] [--answer 32] [--model M]
+                                                 [--kind ram|disk|both]
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--answer", type=int, default=32)
     parser.add_argument("--model")
+    parser.add_argument("--kind", choices=("ram", "disk", "both"), default="both")
     chosen = parser.parse_args()
     rng = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=chosen.answer, ignore_eos=True)
-    tiers = ("ram://?size=1GiB", f"disk://{(chosen.folder / 'overhead').resolve()}?size=4GiB")
+    urls = {
+        "ram": "ram://?size=1GiB",
+        "disk": f"disk://{(chosen.folder / 'overhead').resolve()}?size=4GiB",
+    }
+    tiers = [url for kind, url in urls.items() if chosen.kind in (kind, "both")]
     seconds: dict[str, list[float]] = {"without": [], "with": []}
 
     def ask(llm: LLM) -> float:

@@ -33,7 +33,7 @@ from kvstrata.tiers.tier import (
     TierUsage,
 )
 from kvstrata.tiers.url import TierUrl, parse_seconds
-from kvstrata.tiers.worker import Worker, completed
+from kvstrata.tiers.worker import Worker, completed, step_back
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class RamTier:
         self._clock = clock
         self._lock = threading.Lock()
         self._loads = Worker("kvstrata-ram-load")
-        self._stores = Worker("kvstrata-ram-store")
+        self._stores = Worker("kvstrata-ram-store", step_back)
         self._closed = False
         self._capacity = self._arena.slots * sum(
             self._arena.stride(group) for group in range(len(context.payload_bytes))

@@ -73,12 +73,13 @@ class RamIndex:
     def insert(self, address: Address, entry: Entry, now: float) -> None:
         """Add a block whose bytes are in its slot."""
         self._entries[address] = entry
+        self.used_bytes += self._arena.stride(address.group)
+        if self._quota is None:  # said apart: this is most of what a store costs beside the copy
+            self._policies[address.group].insert(address.key, entry.meta, now)
+            return
         for policy in self._policies_of(address, entry):
             policy.insert(address.key, entry.meta, now)
-        stride = self._arena.stride(address.group)
-        self.used_bytes += stride
-        if self._quota is not None:
-            self._salt_bytes[salt_of(entry.extras)] += stride
+        self._salt_bytes[salt_of(entry.extras)] += self._arena.stride(address.group)
 
     def touch(self, addresses: Iterable[Address], now: float) -> None:
         """Note a use of those that are here."""
@@ -124,11 +125,14 @@ class RamIndex:
         entry = self._entries.pop(address, None)
         if entry is None:
             return False
-        self._pinned.discard(address)
-        for policy in self._policies_of(address, entry):
-            policy.remove(address.key)
+        if self._pinned:
+            self._pinned.discard(address)
         self.used_bytes -= self._arena.stride(address.group)
-        if self._quota is not None:
+        if self._quota is None:
+            self._policies[address.group].remove(address.key)
+        else:
+            for policy in self._policies_of(address, entry):
+                policy.remove(address.key)
             self._uncount(salt_of(entry.extras), address.group)
         self.evictions[reason] += 1
         if not entry.readers:

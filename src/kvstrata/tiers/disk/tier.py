@@ -20,6 +20,7 @@ from kvstrata.tiers.disk.writing import Writer
 from kvstrata.tiers.lifetime import Clocks
 from kvstrata.tiers.tier import Address, Identity, Loaded, Record, StoreContext, Stored, TierUsage
 from kvstrata.tiers.url import TierUrl
+from kvstrata.tiers.worker import step_back
 
 MOST_THREADS = 4  # for reading, and as many for writing
 
@@ -56,7 +57,7 @@ class DiskTier:
         count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
         self._readers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-read")
         self._checkers = ThreadPoolExecutor(count, "kvstrata-disk-check")
-        self._writers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-write")
+        self._writers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-write", step_back)
         self._stream = ThreadPoolExecutor(1, "kvstrata-disk-stream")
         self._reader = Reader(self._store, self._readers, self._stream, self._checkers, count)
         self._writer = Writer(self._store, self._writers)
