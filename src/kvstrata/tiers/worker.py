@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_NICENESS = 10
+
+
+def step_back() -> None:
+    """Let this thread have the processor when others do not want it: stores can wait, steps cannot."""
+    if hasattr(os, "setpriority"):
+        with suppress(OSError):  # Linux counts niceness by thread; elsewhere, or forbidden, it is as it was
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
 
 class Worker:
     """One daemon thread. `concurrent.futures` would wait for a hung call when the interpreter exits."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
+        """begin: called in the thread, before all others."""
+        self._begin = begin
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -54,6 +67,7 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        self._begin()
         while (call := self._calls.get()) is not None:
             call()
             del call  # its memory is the caller's to give back

@@ -20,6 +20,7 @@ from kvstrata.tiers.disk.writing import Writer
 from kvstrata.tiers.lifetime import Clocks
 from kvstrata.tiers.tier import Address, Identity, Loaded, Record, StoreContext, Stored, TierUsage
 from kvstrata.tiers.url import TierUrl
+from kvstrata.tiers.worker import step_back
 
 MOST_THREADS = 4  # for reading, and as many for writing
 
@@ -56,8 +57,9 @@ class DiskTier:
         count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
         self._readers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-read")
         self._checkers = ThreadPoolExecutor(count, "kvstrata-disk-check")
-        self._writers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-write")
-        self._reader = Reader(self._store, self._readers, self._checkers, count)
+        self._writers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-write", step_back)
+        self._stream = ThreadPoolExecutor(1, "kvstrata-disk-stream")
+        self._reader = Reader(self._store, self._readers, self._stream, self._checkers, count)
         self._writer = Writer(self._store, self._writers)
         self._upkeep = Upkeep(self._store)
 
@@ -119,6 +121,13 @@ class DiskTier:
             store.drop(entries, "deleted")
         return len(entries)
 
+    def clear(self) -> None:
+        store = self._store
+        with store.lock:
+            if not store.closed and not store.options.read_only:
+                store.writing.clear()
+                store.drop(store.index.entries(), "deleted")
+
     def usage(self) -> TierUsage:
         return self._store.usage()
 
@@ -138,7 +147,7 @@ class DiskTier:
         store.wait("store")
         store.wait("load")
         self._upkeep.stop()
-        for threads in (self._readers, self._checkers, self._writers):
+        for threads in (self._stream, self._readers, self._checkers, self._writers):
             threads.shutdown()
         if not self.options.read_only:
             store.write_uses()
