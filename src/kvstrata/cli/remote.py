@@ -21,7 +21,11 @@ UrlOption = Annotated[str, typer.Option("--url", help="Where the server listens.
 
 
 class RemoteError(KVStrataError):
-    """A server that does not answer, or not as ours does."""
+    """A server that does not answer, or not as ours does. status: what it answered with, if it did."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Remote:
                 text: str = reply.read().decode("utf-8", "replace")
                 return text
         except urllib.error.HTTPError as error:
-            raise RemoteError(self._refusal(path, error.code)) from error
+            raise RemoteError(self._refusal(path, error.code), error.code) from error
         except (OSError, ValueError) as error:
             raise RemoteError(f"no server answers at {self.url} ({_reason(error)}); {_START}") from error
 

@@ -17,10 +17,10 @@ from kvstrata.errors import ConfigError
 
 # Words that are one token, with the space before them, in most vocabularies.
 _WORDS = """
-the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
-you were all her she there would their we him been has when who will no more if out so up said what its about than
-into them can only other time new some could these two may first then do any like my now over such our man me even
-most made after also well did many before must through years where much way
+the of and to in is that for it as was with be by on not he his but at are this have from or had an they
+which one you were all her she there would their we him been has when who will no more if out so up said
+what its about than into them can only other time new some could these two may first then do any like my
+now over such our man me even most made after also well did many before must through years where much way
 """
 
 
@@ -54,7 +54,7 @@ def from_trace(path: Path, count: int, longest: int, rate: float | None) -> tupl
         raise ConfigError(f"--trace is {str(path)!r}, which does not exist") from None
     except (KeyError, TypeError, ValueError, OSError, EOFError) as error:
         raise ConfigError(
-            f"--trace is {str(path)!r}, which is no CSV of TIMESTAMP, ContextTokens, GeneratedTokens ({error})"
+            f"--trace is {str(path)!r}, which has no TIMESTAMP, ContextTokens, GeneratedTokens ({error})"
         ) from error
     if not rows:
         raise ConfigError(f"--trace is {str(path)!r}, which has no requests")
