@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kvstrata.cli.bench.lengths import Lengths, drawn
+from kvstrata.cli.bench.lengths import Lengths
 from kvstrata.errors import ConfigError
 
 # Words that are one token, with the space before them, in most vocabularies.
@@ -89,5 +89,7 @@ def texts(times: Sequence[float], lengths: Sequence[Lengths], shared: int, seed:
 
 
 def drawn_lengths(count: int, longest: int, seed: int) -> list[Lengths]:
-    """Lengths drawn like those of chat services."""
-    return drawn(count, longest, seed)
+    """Log-normal lengths, as chat services have: most prompts a few hundred tokens, a few of them long."""
+    rng = random.Random(seed)
+    drawn = ((int(rng.lognormvariate(5.8, 0.9)), int(rng.lognormvariate(4.2, 0.8))) for _ in range(count))
+    return [_cut(Lengths(prompt + 1, answer + 1), longest) for prompt, answer in drawn]
