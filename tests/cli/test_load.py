@@ -39,7 +39,7 @@ def test_load_tells_times_shares_and_goodput(capsys: pytest.CaptureFixture[str])
 
 
 def test_errors_are_counted_and_do_not_count_as_good(capsys: pytest.CaptureFixture[str]) -> None:
-    with toy_server(**ROOMY, settings={"max_prompt_tokens": 100}) as server:
+    with toy_server(**ROOMY, settings={"max_prompt_tokens": 700}) as server:
         code = main(_load(server, "--requests", "30", "--rate", "500", "--longest", "300", "--shared", "0"))
     result = json.loads(capsys.readouterr().out)
     assert code == 0
