@@ -27,6 +27,7 @@ from kvstrata.server.request_log import RequestLog
 from kvstrata.server.run import listen, url_of
 from kvstrata.server.service import Served, Service
 from kvstrata.server.settings import ServerConfig
+from kvstrata.server.wire import http_protocol, new_event_loop
 
 START = 120.0  # seconds, generous: it is there to end a hang
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}/{% endfor %}"
@@ -186,6 +187,7 @@ def toy_server(
             uvicorn.Config(
                 create_app(service, "0"),
                 log_config=None,
+                http=http_protocol(),
                 lifespan="off",
                 ws="none",
                 timeout_graceful_shutdown=2,
@@ -207,7 +209,11 @@ def toy_server(
         service.close()
         log.close()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    def run() -> None:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
     thread.start()
     assert started.wait(START)
     try:

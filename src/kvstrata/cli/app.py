@@ -19,7 +19,7 @@ from kvstrata.cli.output import open_missing_streams, print_error, silence_stdou
 from kvstrata.errors import KVStrataError
 
 # Modules of this package, in the order in which --help shows their commands.
-COMMANDS: tuple[str, ...] = ("demo", "generate", "chat", "serve", "size", "quality", "bench", "store")
+COMMANDS: tuple[str, ...] = ("demo", "generate", "chat", "serve", "size", "quality", "bench", "store", "top")
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2

@@ -23,6 +23,12 @@ class _Piece:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
+    @classmethod
+    def of(cls, delta: Delta) -> _Piece:
+        piece = cls()
+        piece.add(delta)
+        return piece
+
     def add(self, delta: Delta) -> None:
         if delta.text:
             self.texts.append(delta.text)
@@ -45,11 +51,12 @@ class Outbox:
         self.loop = asyncio.get_running_loop()
         self._whole = whole
         self._lock = threading.Lock()  # held for moments only, on either side
-        self._pieces: dict[int, _Piece] = {}
+        self._pieces: dict[int, Delta | _Piece] = {}  # a lone delta stays as it is
         self._result: RequestOutput | None = None
         self._error: Exception | None = None
         self._notified = False
-        self._ready = asyncio.Event()
+        self._ready = False  # the two below belong to the event loop
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, delta: Delta) -> bool:
         """Add a delta, on the engine's thread; returns whether the reader has to be woken for it."""
@@ -57,8 +64,17 @@ class Outbox:
             self._result = delta.result
             if self._whole:
                 return delta.result is not None
-            self._pieces.setdefault(delta.index, _Piece()).add(delta)
+            self._add(delta)
             return self._notify()
+
+    def _add(self, delta: Delta) -> None:
+        before = self._pieces.get(delta.index)
+        if before is None:
+            self._pieces[delta.index] = delta
+            return
+        if isinstance(before, Delta):
+            before = self._pieces[delta.index] = _Piece.of(before)
+        before.add(delta)
 
     def fail(self, error: Exception) -> bool:
         """End the request with an error, from any thread; returns whether the reader has to be woken."""
@@ -72,15 +88,19 @@ class Outbox:
 
     def wake(self) -> None:
         """Let the reader go on; to be called in the event loop."""
-        self._ready.set()
+        self._ready = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def take(self) -> list[Delta]:
         """What is new since the last call, merged to one delta an answer; the last one carries the result.
 
         Raises the error that the request ended with.
         """
-        await self._ready.wait()
-        self._ready.clear()
+        if not self._ready:
+            self._reader = self.loop.create_future()
+            await self._reader
+        self._ready = False
         with self._lock:
             self._notified = False
             pieces, self._pieces = self._pieces, {}
@@ -89,7 +109,14 @@ class Outbox:
             raise error
         if self._whole:
             return [Delta(self.request_id, index=0, text="", token_ids=[], result=result)]
+        if len(pieces) == 1:
+            [only] = pieces.values()
+            if isinstance(only, Delta):  # what a reader who keeps up gets each time
+                return [only]
         last = next(reversed(pieces), 0)
+        merged = {
+            index: _Piece.of(piece) if isinstance(piece, Delta) else piece for index, piece in pieces.items()
+        }
         return [
             Delta(
                 request_id=self.request_id,
@@ -101,5 +128,5 @@ class Outbox:
                 stop_reason=piece.stop_reason,
                 result=result if index == last else None,
             )
-            for index, piece in pieces.items()
+            for index, piece in merged.items()
         ]

@@ -21,7 +21,7 @@ OPEN_PATHS = frozenset(("/health", "/ready", "/docs", "/openapi.json"))
 _QUIET_PATHS = frozenset(("/health", "/ready"))  # asked every few seconds; logged only where they fail
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _LINGER = 1.0  # seconds to go on reading what is refused, so that the client gets to read the answer
-_LINE, _KEY = "kvstrata.line", "kvstrata.key"
+_LINE, _KEY, _SEND = "kvstrata.line", "kvstrata.key", "kvstrata.send"
 
 
 @dataclass
@@ -91,6 +91,12 @@ def key_of(scope: Scope) -> ApiKey | None:
     return key
 
 
+def body_send(scope: Scope) -> Send:
+    """The way for parts of a body once the start is sent: past everything that only looks at the start."""
+    send: Send = scope[_SEND]
+    return send
+
+
 class Front:
     """An application with its log, keys and limits around it. max_body: bytes; body_timeout: seconds.
 
@@ -120,6 +126,7 @@ class Front:
             raise RuntimeError(f"{scope['type']} is not spoken here")
         line = RequestLine(_request_id(scope), scope["method"], scope["path"], self._clock())
         scope[_LINE] = line
+        scope[_SEND] = send
         told = (b"x-request-id", line.request_id.encode())
 
         async def noting(message: Message) -> None:

@@ -16,7 +16,7 @@ from kvstrata.config import SamplingParams
 from kvstrata.engine.serving import Submission
 from kvstrata.errors import KVStrataError
 from kvstrata.server.call import Batch, Call
-from kvstrata.server.front import RequestLine, key_of, line_of
+from kvstrata.server.front import RequestLine, body_send, key_of, line_of
 from kvstrata.server.problems import ApiError, api_error
 from kvstrata.server.replies import DONE, ChatReply, CompletionReply, Head, Reply
 from kvstrata.server.requests import ChatRequest, CompletionRequest, GenerationRequest
@@ -187,12 +187,13 @@ class EventStream(Response):
         call = self._answer.call
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            send_part = body_send(scope)
             last = b""
             try:
                 batch = self._first
                 while batch:
                     if events := self._reply.events(batch):
-                        await send({"type": "http.response.body", "body": events, "more_body": True})
+                        await send_part({"type": "http.response.body", "body": events, "more_body": True})
                     batch = await call.next()
                 _raise_failure(call)
                 last = self._reply.last_event(call.results.values())

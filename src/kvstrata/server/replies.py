@@ -6,8 +6,9 @@ A stream's events repeat the same head; it is written once, and each event adds 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Protocol
 
 from kvstrata.engine.outputs import CompletionOutput, Delta, RequestOutput
@@ -26,6 +27,7 @@ from kvstrata.server.shapes import (
 )
 
 DONE = b"data: [DONE]\n\n"
+_TEXT = "\0text\0"  # is nowhere else in an event
 _ENDED_BY_US = ("abort", "error")
 
 
@@ -79,6 +81,11 @@ class _Events:
     def event(self, choice: dict[str, Any]) -> str:
         return f"{self._start}[{json.dumps(choice)}]{self._end}"
 
+    def around_text(self, choice: Callable[[str], dict[str, Any]]) -> tuple[str, str]:
+        """What is before and after an event's text, as a JSON string: all other text but that is the same."""
+        before, after = self.event(choice(_TEXT)).split(quoted(_TEXT))
+        return before, after
+
     def last(self, usage: UsageBody) -> bytes:
         if not self._with_usage:
             return b""
@@ -92,7 +99,7 @@ class ChatReply:
         self._body = body
         self._head = head
         self._tokenizer = tokenizer
-        self._begun: set[int] = set()
+        self._around: dict[int, tuple[str, str]] = {}  # of each answer that has begun: its plain events
         self._events = _Events("chat.completion.chunk", head, body.stream_options)
 
     def body(self, results: Sequence[RequestOutput]) -> ChatCompletion:
@@ -124,13 +131,21 @@ class ChatReply:
         """Server-sent events for what is new; an answer's first one tells the role."""
         events = []
         for _, delta in batch:
-            if delta.index not in self._begun:
-                self._begun.add(delta.index)
+            if delta.index not in self._around:
+                self._around[delta.index] = self._plain(delta.index)
                 events.append(self._event(delta.index, {"role": "assistant", "content": ""}))
-            if _tells(delta):
+            if _is_plain(delta):
+                before, after = self._around[delta.index]
+                events.append(f"{before}{quoted(delta.text)}{after}")
+            elif _tells(delta):
                 content = {"content": delta.text} if delta.text else {}
                 events.append(self._event(delta.index, content, self._logprobs(delta), delta.finish_reason))
         return "".join(events).encode()
+
+    def _plain(self, index: int) -> tuple[str, str]:
+        return self._events.around_text(
+            lambda text: {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        )
 
     def _event(
         self,
@@ -167,6 +182,7 @@ class CompletionReply:
         self._prompts = prompts
         self._n = body.n or 1
         self._lengths: dict[int, int] = {}  # characters of each answer so far
+        self._around: dict[int, tuple[str, str]] = {}  # of each answer's plain events
         self._events = _Events("text_completion", head, body.stream_options)
 
     def body(self, results: Sequence[RequestOutput]) -> Completion:
@@ -219,13 +235,25 @@ class CompletionReply:
             index = number * self._n + delta.index
             if index not in self._lengths:
                 self._lengths[index] = 0
+                self._around[index] = self._plain(index)
                 if self._body.echo:
                     events.append(self._echo_event(number, index, delta))
-            if _tells(delta) and not self._body.echo_only:
+            if self._body.echo_only:
+                continue
+            if _is_plain(delta):
+                before, after = self._around[index]
+                self._lengths[index] += len(delta.text)
+                events.append(f"{before}{quoted(delta.text)}{after}")
+            elif _tells(delta):
                 logprobs = self._logprobs(delta, self._lengths[index])
                 self._lengths[index] += len(delta.text)
                 events.append(self._event(index, delta.text, logprobs, delta.finish_reason))
         return "".join(events).encode()
+
+    def _plain(self, index: int) -> tuple[str, str]:
+        return self._events.around_text(
+            lambda text: {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        )
 
     def _echo_event(self, number: int, index: int, delta: Delta) -> str:
         text, _ = self._prompts[number]
@@ -242,6 +270,11 @@ class CompletionReply:
     def last_event(self, results: Iterable[RequestOutput]) -> bytes:
         """The event with the usage, if it was asked for."""
         return self._events.last(usage_body(results, answered=not self._body.echo_only))
+
+
+def _is_plain(delta: Delta) -> bool:
+    """Whether there is nothing but text to tell, as in almost every event of a stream."""
+    return bool(delta.text) and delta.finish_reason is None and delta.logprobs is None
 
 
 def _tells(delta: Delta) -> bool:

@@ -21,6 +21,7 @@ from kvstrata.server.keys import KeyRing
 from kvstrata.server.request_log import RequestLog
 from kvstrata.server.service import Served, Service
 from kvstrata.server.settings import ServerConfig
+from kvstrata.server.wire import http_protocol, new_event_loop
 
 _ABORT_GRACE = 5.0  # seconds for answers that were cut off to reach their clients
 _SWITCH_INTERVAL = 0.0005  # seconds a thread may keep the interpreter from the engine's
@@ -68,7 +69,8 @@ def run(
     """
     sys.setswitchinterval(_SWITCH_INTERVAL)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    return asyncio.run(_serve(llm, config, keys, listener, version=version, on_ready=on_ready))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_serve(llm, config, keys, listener, version=version, on_ready=on_ready))
 
 
 class _Server(uvicorn.Server):
@@ -106,6 +108,7 @@ async def _serve(
             server_header=False,
             lifespan="off",
             ws="none",
+            http=http_protocol(),
             backlog=_BACKLOG,
             ssl_certfile=config.tls_cert,
             ssl_keyfile=config.tls_key,

@@ -8,6 +8,7 @@ from kvstrata.cli.bench import (
     attention,
     control,
     linear,
+    load,
     paging,
     phases,
     policies,
@@ -20,6 +21,6 @@ from kvstrata.cli.bench import (
 def register(app: typer.Typer) -> None:
     """Declare the command and what it can measure."""
     bench = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
-    for measurement in (workload, phases, attention, linear, control, paging, waste, tiers, policies):
+    for measurement in (workload, phases, attention, linear, control, paging, waste, tiers, policies, load):
         measurement.register(bench)
     app.add_typer(bench, name="bench")
