@@ -64,6 +64,9 @@ class FaultyTier:
     def delete(self, addresses: Sequence[Address]) -> int:
         return self._ram.delete(addresses)
 
+    def clear(self) -> int:
+        return self._ram.clear()
+
     def usage(self) -> TierUsage:
         return self._ram.usage()
 

@@ -159,9 +159,7 @@ def _with_flags(command: Callable[..., int]) -> Callable[..., int]:
             annotation=Annotated[
                 kind | None,
                 typer.Option(
-                    f"{sources.flag(name)}/--no-{name.replace('_', '-')}"
-                    if kind is bool
-                    else sources.flag(name),
+                    sources.switch(name) if kind is bool else sources.flag(name),
                     help=text,
                 ),
             ],

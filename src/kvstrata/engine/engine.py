@@ -22,6 +22,7 @@ from kvstrata.engine.runner import Model, Runner, StepLogits, wants_all_logits
 from kvstrata.engine.sampler import SampleInput, rank_tokens, sample
 from kvstrata.engine.scheduler import Scheduler, Work
 from kvstrata.engine.scratch import Scratch
+from kvstrata.engine.telemetry import Telemetry
 from kvstrata.engine.text import AnswerText
 from kvstrata.engine.tiering import Tiering
 from kvstrata.errors import RequestError
@@ -76,6 +77,7 @@ class Engine:
         self.cache = cache
         self.max_model_len = min(max_model_len, cache.capacity_tokens)
         self.on_step = on_step
+        self.telemetry = Telemetry(cache, clock)
         self._runner = Runner(model, cache, device)
         self.tiering = (
             None
@@ -107,7 +109,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._starving_since: float | None = None
-        self._delivery = Delivery(tokenizer, self.scheduler, frozenset(eos_ids))
+        self._delivery = Delivery(tokenizer, self.scheduler, frozenset(eos_ids), self.telemetry, clock)
 
     @property
     def has_unfinished(self) -> bool:
@@ -193,9 +195,16 @@ class Engine:
         self._depart()
         return True
 
-    def reset_cache(self) -> None:
-        """Forget every cached block; requests being served go on, but nobody finds their blocks."""
+    def reset_cache(self, *, tiers: bool = False) -> None:
+        """Forget every cached block; requests being served go on, but nobody finds their blocks.
+
+        tiers: also what this model has below the pool, without waiting until it is gone.
+        """
+        self.pins.clear()
         self.cache.reset()
+        self.telemetry.blocks.forget_prefixes()
+        if tiers and self.tiering is not None:
+            self.tiering.clear()
 
     def step(self) -> list[Delta]:
         """Run one step and return what is new since the last. Returns at once where nothing is to be done."""
@@ -242,14 +251,24 @@ class Engine:
         """Do a piece of what can wait (audits), for when there are no requests; whether there is more."""
         return self.tiering is not None and self.tiering.tend()
 
+    @property
+    def settling(self) -> bool:
+        """Whether blocks are still on their way to the tiers, so that `tend` is to be called again soon."""
+        return self.tiering is not None and self.tiering.settling
+
     def drain(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Wait until what was published is in the tiers, at most so many seconds."""
         if self.tiering is not None:
             self.tiering.drain(timeout)
 
-    def pin(self, token_ids: Sequence[int], extras: Extras, ttl: float | None = None) -> int:
-        """Keep the cached full blocks of a prompt for `ttl` seconds (None: until `unpin`); tokens kept."""
-        self.drain(_PIN_SECONDS)  # what was just computed is on its way to the tiers, which may hold it
+    def pin(
+        self, token_ids: Sequence[int], extras: Extras, ttl: float | None = None, *, wait: float = _PIN_SECONDS
+    ) -> int:
+        """Keep the cached full blocks of a prompt for `ttl` seconds (None: until `unpin`); tokens kept.
+
+        wait: most seconds to wait for blocks that are on their way to the tiers.
+        """
+        self.drain(wait)  # what was just computed is on its way to the tiers, which may hold it
         return self.pins.pin(self.cache.chain(token_ids, extras), ttl)
 
     def unpin(self, token_ids: Sequence[int], extras: Extras) -> bool:
@@ -267,11 +286,10 @@ class Engine:
             self.scheduler.waiting.depart(request.options.user)
 
     def _report(self, works: Sequence[Work], begin: float) -> None:
-        if self.on_step is None and self.tiering is None:
-            return
         prefill = sum(work.count for work in works if work.is_prefill)
         decode = sum(work.count for work in works) - prefill
         seconds = self._clock() - begin
+        self.telemetry.step(prefill, decode, seconds)
         if self.tiering is not None:
             self.tiering.after_step(prefill, decode, seconds)
         if self.on_step is not None:

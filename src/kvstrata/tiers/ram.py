@@ -138,6 +138,11 @@ class RamTier:
         with self._lock:
             return sum(self._index.remove(address, "deleted") for address in addresses)
 
+    def clear(self) -> int:
+        """Remove all blocks; those that are being read keep their memory until they were read."""
+        with self._lock:
+            return sum(self._index.remove(address, "deleted") for address in self._index.addresses())
+
     def usage(self) -> TierUsage:
         """Figures at this moment."""
         with self._lock:
@@ -155,6 +160,7 @@ class RamTier:
                 evictions=Counter(self._index.evictions),
                 misses=counts.misses.copy(),
                 drops=counts.drops.copy(),
+                policy=self._index.policy_name,
             )
 
     def drain(self) -> None:

@@ -52,7 +52,7 @@ class RamIndex:
         self.used_bytes = 0
         self._arena = arena
         self._entries: dict[Address, Entry] = {}
-        self._policy_name = policy
+        self.policy_name = policy
         self._policies = [make_policy(policy) for _ in range(num_groups)]
         self._quota = quota
         self._salted: dict[tuple[str, int], EvictionPolicy] = {}
@@ -66,6 +66,10 @@ class RamIndex:
         """The entry of an address; with `now`, only if it may still be served then."""
         entry = self._entries.get(address)
         return None if entry is None or (now is not None and entry.meta.deadline <= now) else entry
+
+    def addresses(self) -> list[Address]:
+        """What is here."""
+        return list(self._entries)
 
     def insert(self, address: Address, entry: Entry, now: float) -> None:
         """Add a block whose bytes are in its slot."""
@@ -166,7 +170,7 @@ class RamIndex:
             salt = salt_of(entry.extras)
             own = self._salted.get((salt, address.group))
             if own is None:
-                own = self._salted[salt, address.group] = make_policy(self._policy_name)
+                own = self._salted[salt, address.group] = make_policy(self.policy_name)
             policies.append(own)
         return policies
 

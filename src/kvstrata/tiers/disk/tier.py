@@ -119,6 +119,16 @@ class DiskTier:
             store.drop(entries, "deleted")
         return len(entries)
 
+    def clear(self) -> int:
+        store = self._store
+        with store.lock:
+            if store.closed or store.options.read_only:
+                return 0
+            store.writing.clear()
+            entries = list(store.index.entries())
+            store.drop(entries, "deleted")
+        return len(entries)
+
     def usage(self) -> TierUsage:
         return self._store.usage()
 
