@@ -16,7 +16,7 @@ ALICE, BOB, ADMIN = "alice-secret", "bob-secret", "admin-secret"
 
 def ring(*, admin: bool = True) -> KeyRing:
     keys = parse_keys([f"alice:{ALICE}", f"bob:{BOB}"], "test")
-    return KeyRing(keys, parse_keys([ADMIN], "test", admin=True)[0] if admin else None)
+    return KeyRing(keys, parse_keys([ADMIN], "test", "admin")[0] if admin else None)
 
 
 def test_without_a_right_key_nothing_is_served_but_health_and_docs():

@@ -29,7 +29,7 @@ OPERATIONS = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ToyServer]:
-    with toy_server(keys=KeyRing((), parse_keys([ADMIN], "test", admin=True)[0])) as server:
+    with toy_server(keys=KeyRing((), parse_keys([ADMIN], "test", "admin")[0])) as server:
         yield server
         server.until_idle()
 

@@ -177,9 +177,7 @@ class Contents:
                 group.merged += 1
                 group.pool.release([own])
 
-    def _publish_block(
-        self, group: CacheGroup, block: int, node: Node, meta: Meta, *, loaded: bool
-    ) -> None:
+    def _publish_block(self, group: CacheGroup, block: int, node: Node, meta: Meta, *, loaded: bool) -> None:
         """Make a held block findable as the content of `node`."""
         group.publish(block, node, meta)
         if self.on_publish is not None:

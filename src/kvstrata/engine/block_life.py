@@ -1,4 +1,4 @@
-"""What becomes of cached blocks: how long they live, how long unused, when used again, and if evicted too early.
+"""What becomes of cached blocks: how long they live, how long unused, when used again, or evicted too early.
 
 Thrashing is work that a larger cache would have saved: tokens computed although their block was in the pool a
 short time ago. A bounded list of the keys that were evicted last (a ghost list, as in ARC: Megiddo and Modha,
@@ -116,7 +116,7 @@ class BlockLife:
         return ranked[:count]
 
     def _count_prefix(self, chain: KeyChain, num_blocks: int) -> None:
-        """Bounded: a new prefix takes the place, and the count, of the rarest (Metwally et al., ICDT 2005)."""
+        """Bounded: a new prefix takes the place, and the count, of the rarest (Metwally et al., ICDT 05)."""
         key = chain.keys[num_blocks - 1]
         prefix = self._prefixes.get(key)
         if prefix is None:

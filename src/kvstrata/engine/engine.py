@@ -262,7 +262,12 @@ class Engine:
             self.tiering.drain(timeout)
 
     def pin(
-        self, token_ids: Sequence[int], extras: Extras, ttl: float | None = None, *, wait: float = _PIN_SECONDS
+        self,
+        token_ids: Sequence[int],
+        extras: Extras,
+        ttl: float | None = None,
+        *,
+        wait: float = _PIN_SECONDS,
     ) -> int:
         """Keep the cached full blocks of a prompt for `ttl` seconds (None: until `unpin`); tokens kept.
 
