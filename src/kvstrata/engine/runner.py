@@ -67,7 +67,9 @@ class Runner:
             query_starts=self._to_device(np.concatenate(([0], ends)).astype(np.int32)),
             context_lens=self._to_device((begins + counts).astype(np.int32)),
             logit_rows=self._to_device(logit_rows),
-            groups=tuple(self._group(group, works, rows, positions) for group in range(len(self._cache.pools))),
+            groups=tuple(
+                self._group(group, works, rows, positions) for group in range(len(self._cache.pools))
+            ),
         )
         return batch, tuple(itertools.starmap(range, itertools.pairwise([0, *wanted_ends.tolist()])))
 

@@ -54,7 +54,8 @@ def keep_freed_memory() -> None:
     """Let this process keep up to 256 MiB that it freed for what it allocates next.
 
     The activations of a prefill step are allocated and freed layer by layer; given back to the system each
-    time they cost a page fault for every 4 KiB. Does nothing without the extension or another libc than glibc.
+    time they cost a page fault for every 4 KiB. Does nothing without the extension, or with another C library
+    than glibc.
     """
     if backend() != "reference":
         torch.ops.kvstrata.keep_freed_memory()

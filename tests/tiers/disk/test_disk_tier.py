@@ -293,7 +293,7 @@ def test_signed_records_are_only_served_with_their_key(open_tier: Open, monkeypa
         ("disk:///cache", "size=64GiB"),
         ("disk://host/cache?size=1GiB", "names no folder"),
         ("disk:///cache?size=1GiB&sync=often", "none, batch, always"),
-        ("disk:///cache?size=1GiB&policy=best", "lru, fifo, ttl"),
+        ("disk:///cache?size=1GiB&policy=best", "lru, lrfu, fifo, ttl"),
         ("disk:///cache?size=1GiB&ttl=soon", "12h"),
         ("disk:///cache?size=1GiB&ro=yes", "1 or 0"),
         ("disk:///cache?size=1GiB&hmac=secret", "env:NAME"),
