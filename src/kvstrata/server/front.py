@@ -19,9 +19,8 @@ from kvstrata.server.request_log import RequestLog
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/docs", "/openapi.json"))
 METRICS_PATH = "/metrics"
-_QUIET_PATHS = frozenset(
-    ("/health", "/ready", METRICS_PATH)
-)  # asked every few seconds; logged only where they fail
+# Asked every few seconds; logged only where they fail.
+_QUIET_PATHS = frozenset(("/health", "/ready", METRICS_PATH))
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _LINGER = 1.0  # seconds to go on reading what is refused, so that the client gets to read the answer
 _LINE, _KEY = "kvstrata.line", "kvstrata.key"

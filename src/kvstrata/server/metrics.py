@@ -1,7 +1,7 @@
 """`/metrics`: the engine's figures in Prometheus' text format, under vLLM's names where it has one.
 
-To read them takes a few milliseconds, never waits for a step, and for a tier `_TIER_WAIT` at most. Labels have few
-values, all of them ours: no request, key or prompt makes a new series. docs/metrics.md lists them all.
+To read them takes a few milliseconds, never waits for a step, and for a tier `_TIER_WAIT` at most. Labels
+have few values, all of them ours: no request, key or prompt makes a new series. docs/metrics.md lists all.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kvstrata.cache.stats import CacheStats
 from kvstrata.config import RequestOptions
 from kvstrata.engine.engine import Engine
 from kvstrata.engine.outputs import RequestOutput
@@ -156,10 +155,6 @@ class Service:
         """What the tiers tell, each in at most so many seconds, or told last; from any thread."""
         tiering = self.engine.tiering
         return [] if tiering is None else named(tiering.stack.stats(wait))
-
-    async def cache_stats(self) -> CacheStats:
-        """The cache's counts between two steps. Raises StoppedError."""
-        return await self.on_engine_thread(self.engine.cache.stats)
 
     def close(self) -> None:
         """Let go of the threads that turn texts into tokens."""
