@@ -23,9 +23,7 @@ def scrape(server: ToyServer) -> Samples:
 def value(samples: Samples, name: str, **labels: str) -> float:
     """The sum of the samples of a name that have these labels."""
     found = [
-        value
-        for (sample, own), value in samples.items()
-        if sample == name and own.issuperset(labels.items())
+        value for (sample, own), value in samples.items() if sample == name and own.issuperset(labels.items())
     ]
     assert found, f"there is no {name} {labels}"
     return sum(found)
