@@ -1,4 +1,4 @@
-"""Prompts that nobody shares, in a pool that is too small for them: no hits, and gauges that stay in bounds."""
+"""Prompts that nobody shares, in a pool that is too small for them: no hits, and gauges in bounds."""
 
 from __future__ import annotations
 

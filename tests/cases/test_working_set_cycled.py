@@ -1,4 +1,4 @@
-"""A working set cycled under LRU: a little larger than the pool it thrashes, a little smaller it never does."""
+"""A working set cycled under LRU: larger than the pool it thrashes, smaller it never does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUND_SECONDS = 60
 
 
 def cycle(share: float, rounds: int = 8) -> tuple[int, int]:
-    """Tokens computed again soon after eviction, and all that were computed in prefill, after a first round."""
+    """Tokens computed again soon after eviction, and all that prefill computed after the first round."""
     toy = make_toy(blocks=BLOCKS, block_size=BLOCK, policy="lru")
     draw = random.Random(1)
     count = round(share * BLOCKS / PER_PROMPT)
