@@ -90,7 +90,7 @@ def test_mixed_requests_leave_nothing_behind_and_are_all_in_the_log_and_the_metr
     for status, count in logged.items():
         assert value(samples, "http_requests_total", path=path, status=status) == count
     assert value(samples, "http_requests_total", path=path) == total
-    # Requests that reached the engine: those whose result is in the log, and those whose client left before it.
+    # What reached the engine: requests whose result is in the log, and those whose client left before.
     ended = value(samples, "request_success_total")
     assert len(finished) <= ended <= len(finished) + logged["499"]
     assert value(samples, "e2e_request_latency_seconds_count") == ended
