@@ -64,8 +64,8 @@ class FaultyTier:
     def delete(self, addresses: Sequence[Address]) -> int:
         return self._ram.delete(addresses)
 
-    def clear(self) -> int:
-        return self._ram.clear()
+    def clear(self) -> None:
+        self._ram.clear()
 
     def usage(self) -> TierUsage:
         return self._ram.usage()

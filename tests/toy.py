@@ -30,6 +30,7 @@ MakeTiers = Callable[[StoreContext, "FakeClock"], Sequence[Tier]]
 
 VOCAB = 96
 EOS = 0
+FINGERPRINT = b"toy".ljust(32, b".")
 
 
 class CharEncoder:
@@ -162,7 +163,7 @@ def make_toy(
     cache = KVCache(
         layouts,
         [blocks] * len(windows) if isinstance(blocks, int) else list(blocks),
-        fingerprint=b"toy",
+        fingerprint=FINGERPRINT,
         device=torch.device("cpu"),
         max_chunk=token_budget,
         clock=clock,
@@ -171,7 +172,12 @@ def make_toy(
     model = ToyModel(windows)
     stack = None
     if tiers is not None:
-        context = StoreContext(b"toy", block_size, tuple(layout.payload_bytes for layout in layouts))
+        context = StoreContext(
+            FINGERPRINT,
+            block_size,
+            tuple(layout.payload_bytes for layout in layouts),
+            tuple(window is None for window in windows),
+        )
         stack = TierStack(tiers(context, clock), context, queue_bytes=queue_bytes, clock=clock)
     engine = Engine(
         model,

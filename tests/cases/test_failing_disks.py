@@ -14,8 +14,8 @@ from faulty_files import FaultyFiles, every, no_room
 from stored import CONTEXT, HIT, Time, blocks, drops, folder_bytes, misses, options
 
 from kvstrata.errors import ConfigError
+from kvstrata.tiers.breaker import FAILURES, FIRST_PAUSE
 from kvstrata.tiers.disk import DiskTier
-from kvstrata.tiers.disk.breaker import FAILURES, FIRST_PAUSE
 from kvstrata.tiers.tier import Record
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 from faulty_tier import FaultyTier
 from toy import FakeClock, make_toy
 
 from kvstrata import SamplingParams
+from kvstrata.tiers.disk import DiskOptions, DiskTier
+from kvstrata.tiers.lifetime import Clocks
 from kvstrata.tiers.ram import RamTier
 from kvstrata.tiers.tier import StoreContext, Tier
 
@@ -14,14 +19,20 @@ SLOT = 4096
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
+@pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("windows", [(None,), (None, 10)])
-def test_each_session_gets_back_its_own_code(windows: tuple[int | None, ...]) -> None:
+def test_each_session_gets_back_its_own_code(
+    windows: tuple[int | None, ...], disk: bool, tmp_path: Path
+) -> None:
     made: list[Tier] = []
 
     def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
-        made.extend(
-            [RamTier(context, 10 * SLOT * len(windows), clock=clock), FaultyTier(context, clock, 16 << 20)]
-        )
+        made.append(RamTier(context, 10 * SLOT * len(windows), clock=clock))
+        if disk:
+            options = DiskOptions(tmp_path / "store", 16 << 20)
+            made.append(DiskTier(options, context, clocks=Clocks(clock, time.time)))
+        else:
+            made.append(FaultyTier(context, clock, 16 << 20))
         return made
 
     toy = make_toy(blocks=30, windows=windows, tiers=make, queue_bytes=16 << 20)
@@ -43,9 +54,14 @@ def test_each_session_gets_back_its_own_code(windows: tuple[int | None, ...]) ->
                 assert answer.usage.cached_tokens >= (len(session) - 1) // 4 * 4 - 4
             assert answer.outputs[0].token_ids == expected[number]
     lower = made[1]
-    assert isinstance(lower, FaultyTier)
     usage = lower.usage()
-    assert usage.loaded_bytes == len(lower.loaded) * usage.stored_bytes // usage.stores
-    assert set(lower.loaded) <= set(lower.stored)
+    assert usage.loads > 0
+    if len(windows) == 1:  # else blocks of two sizes
+        assert usage.loaded_bytes == usage.loads * (usage.stored_bytes // usage.stores)
+    assert not usage.misses
+    if isinstance(lower, FaultyTier):
+        assert usage.loads == len(lower.loaded)
+        assert set(lower.loaded) <= set(lower.stored)
     assert made[0].usage().evictions["space"] > 0
     toy.assert_idle()
+    toy.engine.close()

@@ -100,6 +100,16 @@ def test_evicted_blocks_of_many_prompts_come_back() -> None:
     assert toy.model.tokens_computed - computed <= 8 * (1 + GREEDY.max_tokens)
 
 
+def test_tiers_are_emptied_with_the_pool_where_that_is_asked_for() -> None:
+    toy = make_toy(tiers=ram())
+    ask(toy, "first", prompt_of(1, 40))
+    assert toy.engine.reset_cache(tiers=True) == []
+    assert ask(toy, "second", prompt_of(1, 40)).usage.cached_tokens == 0
+    toy.settle()
+    toy.engine.reset_cache()
+    assert ask(toy, "third", prompt_of(1, 40)).usage.cached_by_source["ram"] == 36
+
+
 def test_mode_never_loads_nothing_and_says_so() -> None:
     toy = make_toy(tiers=ram(), load_mode="never")
     ask(toy, "a", prompt_of(1, 33))

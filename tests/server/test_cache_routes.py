@@ -82,7 +82,7 @@ def test_a_reset_says_whether_the_tiers_were_cleared_too():
         def warm() -> int:
             server.post(key=ADMIN, prompt=PROMPT, max_tokens=1)
             server.until(lambda: not server.toy.engine.settling)
-            assert server.post("/v1/cache/reset", key=ADMIN).json() == {"status": "ok", "tiers": False}
+            assert server.post("/v1/cache/reset", key=ADMIN).json()["tiers"] is False
             return cached(server.post(key=ADMIN, prompt=PROMPT, max_tokens=1))
 
         assert warm() > 0  # from the tier

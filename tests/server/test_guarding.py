@@ -64,7 +64,7 @@ def test_only_the_admin_key_resets_the_cache():
         server.post(key=ALICE, prompt="a prompt of some length")
         assert server.post("/v1/cache/reset", key=ALICE).status_code == 403
         assert cached(server.post(key=ALICE, prompt="a prompt of some length")) > 0
-        assert server.post("/v1/cache/reset", key=ADMIN).json() == {"status": "ok", "tiers": False}
+        assert server.post("/v1/cache/reset", key=ADMIN).json()["tiers"] is False
         assert cached(server.post(key=ALICE, prompt="a prompt of some length")) == 0
 
 

@@ -113,6 +113,22 @@ def test_the_oldest_chain_s_tail_makes_room_and_the_cap_holds(policy: str) -> No
     assert usage.used_bytes <= 3 * SLOT
 
 
+def test_a_window_group_s_oldest_block_goes_though_others_build_on_it() -> None:
+    clock = Clock()
+    context = replace(CONTEXT, chained=(True, False))
+    tier = RamTier(context, 3 * SLOT, policy="lru", clock=clock)
+    for n in range(3):
+        clock.now += 1.0
+        store(tier, record(identity(n, 1, parent=n - 1 if n else None), group=1, depth=n, born=clock.now))
+    clock.now += 1.0
+    store(tier, record(identity(10, 1), group=1, born=clock.now))
+    assert misses(tier, *(identity(n, 1, parent=n - 1 if n else None) for n in range(3))) == [
+        "absent",
+        None,
+        None,
+    ]
+
+
 def test_random_stores_loads_and_deletes_never_serve_wrong_bytes() -> None:
     rng = random.Random(0)
     clock = Clock()
@@ -212,7 +228,7 @@ def test_after_close_all_are_misses_and_nothing_is_kept() -> None:
 
 
 def test_a_url_says_it_all() -> None:
-    tier = open_tier("ram://?size=1MiB&policy=lru&ttl=60&quota=512KiB", CONTEXT)
+    tier = open_tier("ram://?size=1MiB&policy=lru&ttl=15m&quota=512KiB", CONTEXT)
     assert tier.name == "ram"
     assert tier.usage().capacity_bytes == (1 << 20) // SLOT * SLOT
     tier.close()
@@ -224,7 +240,7 @@ def test_a_url_says_it_all() -> None:
         ("ram://?size=1KiB", "one block takes 12288"),
         ("ram://?size=big", "give a size such as"),
         ("ram://?size=1MiB&policy=mru", "choose one of lru"),
-        ("ram://?size=1MiB&ttl=-1", "give seconds above 0"),
+        ("ram://?size=1MiB&ttl=-1", "give a time such as"),
         ("ram://?size=1MiB&sync=batch", "takes size, policy"),
         ("ram:///somewhere?size=1MiB", "names a place"),
         ("tape:///x", "the kinds are disk, ram"),

@@ -46,18 +46,19 @@ def _field(kind: bytes, text: str) -> bytes:
 
 
 def salt_of(encoded: bytes) -> str:
-    """The salt in what `Extras.encode` gave; empty where it has none."""
+    """The salt in what `Extras.encode` gave; empty where it has none or is of no known form."""
     place = 0
     while place < len(encoded):
         kind, place = _framed(encoded, place)
         value, place = _framed(encoded, place)
         if kind == b"salt":
-            return value.decode()
+            return value.decode(errors="replace")
     return ""
 
 
 def _framed(encoded: bytes, place: int) -> tuple[bytes, int]:
-    (length,) = struct.unpack_from("<I", encoded, place)
+    """A field and the place after it; extras that a record brings may end anywhere."""
+    length = int.from_bytes(encoded[place : place + 4], "little")
     return encoded[place + 4 : place + 4 + length], place + 4 + length
 
 

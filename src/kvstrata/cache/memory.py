@@ -16,14 +16,15 @@ def block_memory(nbytes: int, device: torch.device) -> Tensor:
     """Uninitialised uint8 `[nbytes]`, aligned to 4 KiB. Raises ConfigError where the system has not so much.
 
     On the CPU it is an anonymous mapping that the kernel is asked to back with huge pages: attention walks
-    the whole pool, and with 4 KiB pages a tenth of its time goes to address translation.
+    the whole pool, and with 4 KiB pages a tenth of its time goes to address translation. It is private, since
+    kernels seldom allow huge pages in shared memory, which Python maps by default.
     """
     try:
         if device.type != "cpu":
             raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=device)
             base = -raw.data_ptr() % ALIGNMENT
             return raw[base : base + nbytes]
-        mapping = mmap.mmap(-1, nbytes)
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (RuntimeError, MemoryError, OSError, OverflowError):
         raise ConfigError(
             f"kv_memory asks for {nbytes} bytes in one piece, which the system does not give; ask for less"

@@ -163,7 +163,7 @@ def gc(
 ) -> None:
     """Remove what has expired or is damaged, and what the options name; give its room back."""
     from kvstrata.tiers.disk.care import StoreFolder  # noqa: PLC0415
-    from kvstrata.tiers.disk.options import parse_seconds  # noqa: PLC0415
+    from kvstrata.tiers.url import parse_seconds  # noqa: PLC0415
 
     most = None if older_than is None else parse_seconds(older_than, "--older-than")
 

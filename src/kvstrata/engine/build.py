@@ -160,7 +160,8 @@ def _open_tiers(
     if not config.tiers:
         return None
     payloads = tuple(layout.payload_bytes for layout in layouts)
-    context = StoreContext(fingerprint, config.block_size, payloads)
+    chained = tuple(layout.group.window is None for layout in layouts)
+    context = StoreContext(fingerprint, config.block_size, payloads, chained)
     tiers: list[Tier] = []
     try:
         for url in config.tiers:

@@ -33,6 +33,7 @@ _TIER_WAIT = 0.01  # seconds that a step waits for tiers where there is nothing 
 _STARVED = 30.0  # seconds
 _CLOSE_SECONDS = 30.0
 _PIN_SECONDS = 5.0
+_CLEAR_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -195,16 +196,17 @@ class Engine:
         self._depart()
         return True
 
-    def reset_cache(self, *, tiers: bool = False) -> None:
+    def reset_cache(self, *, tiers: bool = False) -> list[str]:
         """Forget every cached block; requests being served go on, but nobody finds their blocks.
 
-        tiers: also what this model has below the pool, without waiting until it is gone.
+        tiers: empty them too, of this model's blocks. Returns the names of those that did not answer in time.
         """
         self.pins.clear()
         self.cache.reset()
         self.telemetry.blocks.forget_prefixes()
-        if tiers and self.tiering is not None:
-            self.tiering.clear()
+        if self.tiering is not None:
+            self.tiering.offload.forget()
+        return self.tiering.stack.clear(_CLEAR_SECONDS) if tiers and self.tiering is not None else []
 
     def step(self) -> list[Delta]:
         """Run one step and return what is new since the last. Returns at once where nothing is to be done."""

@@ -81,11 +81,6 @@ class Tiering:
         """Whether blocks are on their way to the tiers, or wait for room there."""
         return self.stack.storing or self.offload.dirty > 0
 
-    def clear(self) -> None:
-        """Remove all blocks of this model from the tiers, when those on their way have arrived."""
-        self.offload.forget()
-        self.stack.clear()
-
     def drain(self, timeout: float) -> None:
         """Wait until what was published is in the tiers, dirty blocks too, at most so many seconds."""
         end = time.monotonic() + timeout

@@ -29,6 +29,7 @@ from kvstrata.server.tier_metrics import Named
 
 T = TypeVar("T")
 _TIER_WAIT = 0.05  # seconds for each tier to tell what it holds
+_CLEAR_SECONDS = 10.0
 _TOP = 20
 _WORDS = 8
 
@@ -56,9 +57,13 @@ def router(service: Service) -> APIRouter:
     async def reset(request: Request, body: ResetRequest | None = None) -> ResetDone:
         """Forget every cached block; requests being served go on. Needs the admin key."""
         _check_admin(service, request)
-        tiers = body is not None and body.tiers is True and service.engine.tiering is not None
-        await _told(service.on_engine_thread(partial(service.engine.reset_cache, tiers=tiers)))
-        return {"status": "ok", "tiers": tiers}
+        await _told(service.on_engine_thread(service.engine.reset_cache))
+        tiering = service.engine.tiering
+        if body is None or not body.tiers or tiering is None:
+            return {"status": "ok", "tiers": False, "silent": []}
+        # Beside the engine: a tier that hangs holds up nobody's answers.
+        silent = await service.in_text_thread(tiering.stack.clear, _CLEAR_SECONDS)
+        return {"status": "ok", "tiers": not silent, "silent": silent}
 
     @routes.post("/v1/cache/pin")
     async def pin(request: Request, body: PinRequest) -> Pinned:

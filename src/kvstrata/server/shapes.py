@@ -193,10 +193,11 @@ class CacheUsage(TypedDict):
 
 
 class ResetDone(TypedDict):
-    """The pool was cleared. tiers: whether the tiers are being cleared, too."""
+    """The pool was cleared. tiers: whether the tiers were, too; silent: those of them that did not say so."""
 
     status: Literal["ok"]
     tiers: bool
+    silent: list[str]
 
 
 class Pinned(TypedDict):

@@ -1,4 +1,4 @@
-"""When to leave a tier alone: after failures in a row or a time-out, and when to try again."""
+"""When to leave something that fails alone: after failures in a row or a time-out, and when to try again."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Literal
 
 State = Literal["closed", "open", "half-open"]
 
-_FAILURES = 3  # in a row, until a tier is left alone
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0  # seconds
+FAILURES = 3  # in a row, until it is left alone
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0  # seconds
 
 
 class Breaker:
     """Closed: all calls go. Open: none, for a pause that doubles each time. Half-open: one, to see.
 
-    Any thread may use it. clock: seconds, monotonic.
+    A probe of which nothing is heard stands in the way of the next for one pause only. Any thread may use it.
+    clock: seconds, monotonic.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
-        self._pause = _FIRST_PAUSE
+        self._pause = FIRST_PAUSE
         self._until: float | None = None
-        self._probing = False
+        self._probing_until = float("-inf")
         self.trips = 0
 
     @property
@@ -40,21 +41,26 @@ class Breaker:
         with self._lock:
             if self._until is None:
                 return True
-            if self._clock() < self._until or (moves_bytes and self._probing):
+            now = self._clock()
+            if now < self._until or (moves_bytes and now < self._probing_until):
                 return False
-            self._probing = self._probing or moves_bytes
+            if moves_bytes:
+                self._probing_until = now + self._pause
             return True
 
-    def succeeded(self) -> None:
-        """A call that moves bytes did."""
+    def succeeded(self) -> bool:
+        """A call that moves bytes did; whether it had been left alone until now."""
         with self._lock:
-            self._failures, self._pause, self._until, self._probing = 0, _FIRST_PAUSE, None, False
+            was_open = self._until is not None
+            self._failures, self._pause, self._until = 0, FIRST_PAUSE, None
+            self._probing_until = float("-inf")
+            return was_open
 
     def failed(self) -> None:
         """A call failed."""
         with self._lock:
             self._failures += 1
-            if self._failures >= _FAILURES or self._until is not None:
+            if self._failures >= FAILURES or self._until is not None:
                 self._trip()
 
     def timed_out(self) -> None:
@@ -65,7 +71,7 @@ class Breaker:
 
     def _trip(self) -> None:
         if self._until is not None:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
         self._until = self._clock() + self._pause
-        self._probing = False
+        self._probing_until = float("-inf")
         self.trips += 1

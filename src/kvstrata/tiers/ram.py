@@ -1,4 +1,4 @@
-"""The tier in main memory: `ram://?size=4GiB&policy=lrfu&ttl=3600&quota=1GiB`.
+"""The tier in main memory: `ram://?size=4GiB&policy=lrfu&ttl=12h&quota=1GiB`.
 
 One arena holds the payloads, an index entry each tells what they are. Bytes are copied by numpy, which lets
 other threads run meanwhile; the lock is held for index work only, so looking up never waits for a copy.
@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvstrata.cache.keys import salt_of
 from kvstrata.cache.policies import ORDERS
 from kvstrata.config import parse_bytes
 from kvstrata.errors import ConfigError
@@ -33,7 +32,7 @@ from kvstrata.tiers.tier import (
     Stored,
     TierUsage,
 )
-from kvstrata.tiers.url import TierUrl
+from kvstrata.tiers.url import TierUrl, parse_seconds
 from kvstrata.tiers.worker import Worker, completed
 
 T = TypeVar("T")
@@ -65,7 +64,8 @@ class RamTier:
     ) -> None:
         self._arena = SlotArena(context.payload_bytes, size, "size of tier ram")
         self._payload_bytes = context.payload_bytes
-        self._index = RamIndex(self._arena, len(context.payload_bytes), policy, quota)
+        chained = context.chained or (True,) * len(context.payload_bytes)
+        self._index = RamIndex(self._arena, chained, policy, quota)
         self._ttl = math.inf if ttl is None else ttl
         self._clock = clock
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class RamTier:
             context,
             parse_bytes(options.get("size", DEFAULT_SIZE), f"size of tier {url.text!r}"),
             policy=policy,
-            ttl=_seconds(url, "ttl"),
+            ttl=parse_seconds(options["ttl"], f"ttl of tier {url.text!r}") if "ttl" in options else None,
             quota=parse_bytes(options["quota"], f"quota of tier {url.text!r}")
             if "quota" in options
             else None,
@@ -138,10 +138,10 @@ class RamTier:
         with self._lock:
             return sum(self._index.remove(address, "deleted") for address in addresses)
 
-    def clear(self) -> int:
-        """Remove all blocks; those that are being read keep their memory until they were read."""
+    def clear(self) -> None:
+        """Remove all blocks."""
         with self._lock:
-            return sum(self._index.remove(address, "deleted") for address in self._index.addresses())
+            self._index.clear()
 
     def usage(self) -> TierUsage:
         """Figures at this moment."""
@@ -174,8 +174,7 @@ class RamTier:
         self._closed = True
         self._stores.close()
         self._loads.close()
-        with self._lock:
-            self._index.clear()
+        self.clear()
 
     def _load(self, wanted: Sequence[Identity], into: Sequence[memoryview]) -> list[Loaded]:
         begin = time.perf_counter()
@@ -209,7 +208,7 @@ class RamTier:
             return "parent"
         if (entry.token_ids, entry.extras) != (identity.token_ids, identity.extras):
             return "content"
-        entry.readers += 1
+        self._index.begin_reading(entry)
         return entry
 
     def _done_reading(self, identity: Identity, entry: Entry | MissReason) -> Loaded:
@@ -251,14 +250,13 @@ class RamTier:
         planned: Counter[str] = Counter()
         seen: set[Address] = set()
         for number, record in enumerate(records):
-            address, payload = record.identity.address, self._payload_bytes[record.identity.address.group]
-            if record.payload.nbytes != payload:
+            identity = record.identity
+            address = identity.address
+            if record.payload.nbytes != self._payload_bytes[address.group]:
                 outcomes[number] = self._dropped("too_big")
             elif address not in seen and not self._is_here(record, now):
                 seen.add(address)
-                salt = salt_of(record.identity.extras)
-                if self._index.fits_quota(salt, address.group, planned[salt], now):
-                    planned[salt] += self._arena.stride(address.group)
+                if self._index.fits_quota(identity.extras, address.group, planned, now):
                     new.append(number)
                 else:
                     outcomes[number] = self._dropped("quota")
@@ -291,15 +289,3 @@ class RamTier:
 def _or_closed(future: Future[T], instead: T) -> Future[T]:
     """What a worker that was just closed would have done."""
     return completed(instead) if future.cancelled() else future
-
-
-def _seconds(url: TierUrl, name: str) -> float | None:
-    if name not in url.options:
-        return None
-    try:
-        value = float(url.options[name])
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{name} of tier {url.text!r} is {url.options[name]!r}; give seconds above 0")
-    return value

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -13,6 +12,7 @@ from kvstrata.cache.keys import salt_of
 from kvstrata.cache.policies import make_policy
 from kvstrata.cache.policy import EvictionPolicy, Meta
 from kvstrata.tiers.arena import SlotArena
+from kvstrata.tiers.holding import Held, PinEnds
 from kvstrata.tiers.tier import Address, Identity
 
 EvictReason = Literal["space", "expired", "quota", "quarantined", "deleted"]
@@ -47,17 +47,20 @@ class RamIndex:
     Not safe for several threads: its owner has a lock.
     """
 
-    def __init__(self, arena: SlotArena, num_groups: int, policy: str, quota: int | None) -> None:
+    def __init__(self, arena: SlotArena, chained: Sequence[bool], policy: str, quota: int | None) -> None:
         self.evictions: Counter[str] = Counter()
         self.used_bytes = 0
         self._arena = arena
         self._entries: dict[Address, Entry] = {}
         self.policy_name = policy
-        self._policies = [make_policy(policy) for _ in range(num_groups)]
+        self._policies = [make_policy(policy, chained=each) for each in chained]
+        self._chained = tuple(chained)
         self._quota = quota
         self._salted: dict[tuple[str, int], EvictionPolicy] = {}
         self._salt_bytes: Counter[str] = Counter()
-        self._pins: list[tuple[float, Address]] = []
+        self._pins: PinEnds[Address] = PinEnds()
+        self._pinned: set[Address] = set()  # some of them perhaps not any more
+        self._reading = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -67,10 +70,6 @@ class RamIndex:
         entry = self._entries.get(address)
         return None if entry is None or (now is not None and entry.meta.deadline <= now) else entry
 
-    def addresses(self) -> list[Address]:
-        """What is here."""
-        return list(self._entries)
-
     def insert(self, address: Address, entry: Entry, now: float) -> None:
         """Add a block whose bytes are in its slot."""
         self._entries[address] = entry
@@ -78,7 +77,8 @@ class RamIndex:
             policy.insert(address.key, entry.meta, now)
         stride = self._arena.stride(address.group)
         self.used_bytes += stride
-        self._salt_bytes[salt_of(entry.extras)] += stride
+        if self._quota is not None:
+            self._salt_bytes[salt_of(entry.extras)] += stride
 
     def touch(self, addresses: Iterable[Address], now: float) -> None:
         """Note a use of those that are here."""
@@ -88,9 +88,15 @@ class RamIndex:
                 for policy in self._policies_of(address, entry):
                     policy.touch([address.key], now)
 
+    def begin_reading(self, entry: Entry) -> None:
+        """A load is going to copy a block: its slot is not used again before `end_reading`."""
+        entry.readers += 1
+        self._reading += 1
+
     def end_reading(self, address: Address, entry: Entry, now: float) -> None:
         """A load has copied a block: a use; if it was removed meanwhile its slot is free now."""
         entry.readers -= 1
+        self._reading -= 1
         if self._entries.get(address) is entry:
             self.touch([address], now)
         elif not entry.readers:
@@ -101,9 +107,8 @@ class RamIndex:
         entry = self.get(address, now)
         if entry is None:
             return False
-        entry.pinned_until = max(entry.pinned_until, deadline)
-        if deadline < math.inf:
-            heapq.heappush(self._pins, (deadline, address))
+        self._pins.pin(address, entry, deadline)
+        self._pinned.add(address)
         return True
 
     def unpin(self, address: Address, now: float) -> None:
@@ -111,6 +116,7 @@ class RamIndex:
         entry = self._entries.get(address)
         if entry is not None and entry.pinned_until > -math.inf:
             entry.pinned_until = -math.inf
+            self._pinned.discard(address)
             self.touch([address], now)
 
     def remove(self, address: Address, reason: EvictReason) -> bool:
@@ -118,28 +124,30 @@ class RamIndex:
         entry = self._entries.pop(address, None)
         if entry is None:
             return False
+        self._pinned.discard(address)
         for policy in self._policies_of(address, entry):
             policy.remove(address.key)
-        stride = self._arena.stride(address.group)
-        self.used_bytes -= stride
-        salt = salt_of(entry.extras)
-        self._salt_bytes[salt] -= stride
-        if not self._salt_bytes[salt]:
-            del self._salt_bytes[salt]
-            for group in range(len(self._policies)):
-                self._salted.pop((salt, group), None)
+        self.used_bytes -= self._arena.stride(address.group)
+        if self._quota is not None:
+            self._uncount(salt_of(entry.extras), address.group)
         self.evictions[reason] += 1
         if not entry.readers:
             self._arena.give(address.group, entry.slot)
         return True
 
-    def fits_quota(self, salt: str, group: int, planned: int, now: float) -> bool:
-        """Whether a salt may have one more block beside `planned` bytes, after others of it have gone."""
-        stride = self._arena.stride(group)
-        while self._quota is not None and self._salt_bytes[salt] + planned + stride > self._quota:
+    def fits_quota(self, extras: bytes, group: int, planned: Counter[str], now: float) -> bool:
+        """Whether a block's salt may have one more beside what is `planned`, which then has it too.
+
+        planned: bytes by salt. Others of the salt go for it.
+        """
+        if self._quota is None:
+            return True
+        salt, stride = salt_of(extras), self._arena.stride(group)
+        while self._salt_bytes[salt] + planned[salt] + stride > self._quota:
             own = self._salted.get((salt, group))
             if own is None or not self._evict(group, own, 1, now, "quota"):
                 return False
+        planned[salt] += stride
         return True
 
     def make_room(self, group: int, count: int, now: float) -> None:
@@ -159,38 +167,37 @@ class RamIndex:
 
     def _evict(self, group: int, policy: EvictionPolicy, count: int, now: float, reason: EvictReason) -> bool:
         """Remove up to `count` victims of a policy; whether there were any."""
-        victims = policy.victims(count, _Pinned(self._entries, group, now), now)
+        held: Container[bytes] = ()
+        if self._reading or self._pinned:
+            held = Held(lambda key: self._entries.get(Address(key, group)), now)
+        victims = policy.victims(count, held, now)
         for key in victims:
             self.remove(Address(key, group), reason)
         return bool(victims)
 
-    def _policies_of(self, address: Address, entry: Entry) -> list[EvictionPolicy]:
-        policies = [self._policies[address.group]]
-        if self._quota is not None:
-            salt = salt_of(entry.extras)
-            own = self._salted.get((salt, address.group))
-            if own is None:
-                own = self._salted[salt, address.group] = make_policy(self.policy_name)
-            policies.append(own)
-        return policies
+    def _uncount(self, salt: str, group: int) -> None:
+        """A block of a salt is gone; with its last one the salt is forgotten."""
+        self._salt_bytes[salt] -= self._arena.stride(group)
+        if not self._salt_bytes[salt]:
+            del self._salt_bytes[salt]
+            for each in range(len(self._policies)):
+                self._salted.pop((salt, each), None)
+
+    def _policies_of(self, address: Address, entry: Entry) -> tuple[EvictionPolicy, ...]:
+        policy = self._policies[address.group]
+        if self._quota is None:
+            return (policy,)
+        place = salt_of(entry.extras), address.group
+        own = self._salted.get(place)
+        if own is None:
+            own = make_policy(self.policy_name, chained=self._chained[address.group])
+            self._salted[place] = own
+        return (policy, own)
 
     def _end_pins(self, now: float) -> None:
         """Policies look again at what they found pinned only when it is touched."""
-        while self._pins and self._pins[0][0] <= now:
-            _, address = heapq.heappop(self._pins)
+        for address in self._pins.lapsed(now):
             entry = self._entries.get(address)
-            if entry is not None and entry.pinned_until <= now:
+            if entry is None or entry.pinned_until <= now:
+                self._pinned.discard(address)
                 self.touch([address], now)
-
-
-class _Pinned:
-    """The keys of a group that must stay: pinned, or being read."""
-
-    def __init__(self, entries: dict[Address, Entry], group: int, now: float) -> None:
-        self._entries = entries
-        self._group = group
-        self._now = now
-
-    def __contains__(self, key: object) -> bool:
-        entry = self._entries.get(Address(key, self._group)) if isinstance(key, bytes) else None
-        return entry is not None and (entry.readers > 0 or entry.pinned_until > self._now)

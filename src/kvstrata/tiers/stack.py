@@ -215,11 +215,13 @@ class TierStack:
             handle.post(handle.tier.drain)
             handle.post(handle.tier.delete, addresses)
 
-    def clear(self) -> None:
-        """Remove all blocks of this context's model from all tiers, also those on their way there."""
+    def clear(self, timeout: float) -> list[str]:
+        """Remove all blocks of this model from all tiers; the names of those that did not say so in time."""
+        posted = []
         for handle in self._handles:
             handle.post(handle.tier.drain)
-            handle.post(handle.tier.clear)
+            posted.append((handle.name, handle.post(_done, handle.tier.clear)))
+        return [name for name, future in posted if not _within(future, timeout)]
 
     def speeds(self) -> list[Speed | None]:
         """How quick loads of each tier were."""
@@ -276,6 +278,12 @@ class TierStack:
         self.drain(timeout)
         for handle in self._handles:
             handle.close(max(0.1, end - time.monotonic()))
+
+
+def _done(call: Callable[[], None]) -> bool:
+    """Make a call and say that it was made."""
+    call()
+    return True
 
 
 def _within(future: Future[T], timeout: float) -> T | None:

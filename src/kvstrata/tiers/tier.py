@@ -162,8 +162,8 @@ class Tier(Protocol):
     def delete(self, addresses: Sequence[Address]) -> int:
         """Remove blocks; returns how many were there."""
 
-    def clear(self) -> int:
-        """Remove all blocks of the context's model; returns how many were there."""
+    def clear(self) -> None:
+        """Remove all blocks of the context's fingerprint."""
 
     def usage(self) -> TierUsage:
         """Figures at this moment."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvstrata.errors import ConfigError
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
@@ -38,3 +41,12 @@ def parse_tier_url(text: str) -> TierUrl:
             raise ConfigError(f"tier {text!r} has option {name!r} twice; give it once")
         options[name] = value
     return TierUrl(text, parts.scheme, parts.netloc, unquote(parts.path), options)
+
+
+def parse_seconds(text: str, field_name: str) -> float:
+    """Seconds from `90`, `90s`, `15m`, `12h` or `7d`. Raises ConfigError otherwise."""
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*([smhd]?)\s*", text, re.ASCII)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise ConfigError(f"{field_name} is {text!r}; give a time such as 90s, 15m, 12h or 7d")
+    return seconds

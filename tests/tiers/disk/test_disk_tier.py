@@ -214,6 +214,18 @@ def test_deleted_blocks_stay_away_after_a_restart(open_tier: Open):
     assert misses(open_tier(), records) == [HIT] * 3 + ["absent"] * 3
 
 
+def test_a_cleared_tier_is_empty_for_the_next_process_too(open_tier: Open):
+    tier = open_tier()
+    drops(tier, blocks(4))
+    tier.clear()
+    assert misses(tier, blocks(4)) == ["absent"] * 4
+    tier.close()
+    again = open_tier()
+    assert again.usage().records == 0
+    assert drops(again, blocks(4)) == [None] * 4
+    assert misses(again, blocks(4)) == [HIT] * 4
+
+
 def test_a_second_process_is_refused_or_reads_beside_the_first(open_tier: Open):
     writer, records = open_tier(), blocks(4)
     drops(writer, records)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from kvstrata.tiers.disk.extras import salt_of
+from kvstrata.cache.keys import salt_of
 from kvstrata.tiers.disk.files import Files, SystemFiles
 from kvstrata.tiers.disk.folder import OVERHEAD_BYTES, Folder
 from kvstrata.tiers.disk.geometry import Geometry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from kvstrata.cache.policies import make_policy
 from kvstrata.cache.policy import EvictionPolicy, Meta
 from kvstrata.tiers.disk.slots import SlotFile
+from kvstrata.tiers.holding import Held, PinEnds
 from kvstrata.tiers.tier import Address
 
 
@@ -48,7 +48,7 @@ class DiskIndex:
         self._by_owner = by_owner
         self._owners: dict[str, EvictionPolicy] = defaultdict(lambda: make_policy(policy))
         self._owner_bytes: dict[str, int] = defaultdict(int)
-        self._pins: list[tuple[float, bytes]] = []
+        self._pins: PinEnds[bytes] = PinEnds()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -105,9 +105,7 @@ class DiskIndex:
 
     def pin(self, entry: Entry, deadline: float) -> None:
         """Keep it from eviction until a time; a pin is not shortened by another."""
-        entry.pinned_until = max(entry.pinned_until, deadline)
-        if entry.pinned_until < math.inf:
-            heapq.heappush(self._pins, (entry.pinned_until, entry.name))
+        self._pins.pin(entry.name, entry, deadline)
 
     def unpin(self, entry: Entry) -> None:
         """Let it be evicted again."""
@@ -122,7 +120,7 @@ class DiskIndex:
         """Up to `n` entries to evict, of one salt or of all, first to go first; they leave the index."""
         self._lapse_pins(now)
         policy = self._policy if owner is None else self._owners[owner]
-        chosen = [self._entries[name] for name in policy.victims(n, _Held(self._entries, now), now)]
+        chosen = [self._entries[name] for name in policy.victims(n, Held(self._entries.get, now), now)]
         for entry in chosen:
             self.drop(entry)
         return chosen
@@ -141,20 +139,7 @@ class DiskIndex:
             self._owners[entry.owner].touch((entry.name,), entry.used)
 
     def _lapse_pins(self, now: float) -> None:
-        while self._pins and self._pins[0][0] <= now:
-            _, name = heapq.heappop(self._pins)
+        for name in self._pins.lapsed(now):
             entry = self._entries.get(name)
             if entry is not None and entry.pinned_until <= now:
                 self._look_again(entry)
-
-
-class _Held:
-    """The names of entries that are read or pinned: what policies must leave alone."""
-
-    def __init__(self, entries: dict[bytes, Entry], now: float) -> None:
-        self._entries = entries
-        self._now = now
-
-    def __contains__(self, name: object) -> bool:
-        entry = self._entries.get(name) if isinstance(name, bytes) else None
-        return entry is not None and (entry.readers > 0 or entry.pinned_until > self._now)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvstrata.cache.keys import salt_of
 from kvstrata.errors import ConfigError
-from kvstrata.tiers.disk.extras import salt_of
 from kvstrata.tiers.disk.folder import OVERHEAD_BYTES
 from kvstrata.tiers.disk.index import Entry, name_of
 from kvstrata.tiers.disk.scan import Use, read_uses, scan

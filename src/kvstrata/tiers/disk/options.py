@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -12,13 +11,11 @@ from kvstrata.cache.policies import make_policy
 from kvstrata.config import parse_bytes
 from kvstrata.errors import ConfigError
 from kvstrata.tiers.secret import signing_key
-from kvstrata.tiers.url import TierUrl
+from kvstrata.tiers.url import TierUrl, parse_seconds
 
 Sync = Literal["none", "batch", "always"]
 SYNCS = ("none", "batch", "always")
 OPTIONS = ("size", "sync", "policy", "ttl", "quota", "ro", "hmac")
-
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True)
@@ -66,15 +63,6 @@ class DiskOptions:
             read_only=read_only,
             signing_key=signing_key(given["hmac"]) if "hmac" in given else None,
         )
-
-
-def parse_seconds(text: str, field_name: str) -> float:
-    """Seconds from `90`, `90s`, `15m`, `12h` or `7d`. Raises ConfigError otherwise."""
-    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*([smhd]?)\s*", text, re.ASCII)
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-    if seconds <= 0:
-        raise ConfigError(f"{field_name} is {text!r}; give a time such as 90s, 15m, 12h or 7d")
-    return seconds
 
 
 def _flag(name: str, text: str) -> bool:

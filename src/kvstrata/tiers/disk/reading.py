@@ -27,11 +27,19 @@ class Reader:
     """Batched loads of a store. Slots are held from the look-up on, so nobody overwrites what is read."""
 
     def __init__(
-        self, store: DiskStore, readers: ThreadPoolExecutor, checkers: ThreadPoolExecutor, side_by_side: int
+        self,
+        store: DiskStore,
+        readers: ThreadPoolExecutor,
+        stream: ThreadPoolExecutor,
+        checkers: ThreadPoolExecutor,
+        side_by_side: int,
     ) -> None:
-        """readers: move bytes; checkers: verify what has come. side_by_side: threads for one request."""
+        """readers: copy and verify what the system has in memory, `side_by_side` of them for one request.
+        stream: one thread that reads from the disk; checkers: verify what it has read.
+        """
         self._store = store
         self._readers = readers
+        self._stream = stream
         self._checkers = checkers
         self._side_by_side = side_by_side
 
@@ -59,8 +67,8 @@ class Reader:
             for first_piece in range(0, len(pieces), share):
                 part = pieces[first_piece : first_piece + share]
                 self._readers.submit(self._read, part, batch, self._check)
-        elif pieces:  # one stream from the disk, and what has come is verified meanwhile
-            self._readers.submit(self._read, pieces, batch, self._hand_over)
+        elif pieces:  # one stream from the disk: two would have the system read ahead for neither
+            self._stream.submit(self._read, pieces, batch, self._hand_over)
         return batch.gathered.future
 
     def _hold(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
-from kvstrata.tiers.disk.breaker import Breaker
+from kvstrata.tiers.disk.device import Device
 from kvstrata.tiers.disk.files import Files
 from kvstrata.tiers.disk.folder import Folder
 from kvstrata.tiers.disk.geometry import Geometry
@@ -45,8 +45,8 @@ class DiskStore:
         self.index = DiskIndex(options.policy, chained, by_owner=options.quota is not None)
         self.writing: dict[Address, object] = {}
         self.next_serial = 1
-        self.reads = Breaker(f"reading from disk tier {str(options.path)!r}", clocks.monotonic)
-        self.writes = Breaker(f"writing to disk tier {str(options.path)!r}", clocks.monotonic)
+        self.reads = Device(f"reading from disk tier {str(options.path)!r}", clocks.monotonic)
+        self.writes = Device(f"writing to disk tier {str(options.path)!r}", clocks.monotonic)
         self.space = Space(options.size, self.index, files, self.writes.mention)
         self.totals = TierUsage()
         self._retired: list[SlotFile] = []  # of removed files; readers may still be in them

@@ -57,7 +57,8 @@ class DiskTier:
         self._readers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-read")
         self._checkers = ThreadPoolExecutor(count, "kvstrata-disk-check")
         self._writers = ThreadPoolExecutor(max(2, count), "kvstrata-disk-write")
-        self._reader = Reader(self._store, self._readers, self._checkers, count)
+        self._stream = ThreadPoolExecutor(1, "kvstrata-disk-stream")
+        self._reader = Reader(self._store, self._readers, self._stream, self._checkers, count)
         self._writer = Writer(self._store, self._writers)
         self._upkeep = Upkeep(self._store)
 
@@ -119,15 +120,12 @@ class DiskTier:
             store.drop(entries, "deleted")
         return len(entries)
 
-    def clear(self) -> int:
+    def clear(self) -> None:
         store = self._store
         with store.lock:
-            if store.closed or store.options.read_only:
-                return 0
-            store.writing.clear()
-            entries = list(store.index.entries())
-            store.drop(entries, "deleted")
-        return len(entries)
+            if not store.closed and not store.options.read_only:
+                store.writing.clear()
+                store.drop(store.index.entries(), "deleted")
 
     def usage(self) -> TierUsage:
         return self._store.usage()
@@ -148,7 +146,7 @@ class DiskTier:
         store.wait("store")
         store.wait("load")
         self._upkeep.stop()
-        for threads in (self._readers, self._checkers, self._writers):
+        for threads in (self._stream, self._readers, self._checkers, self._writers):
             threads.shutdown()
         if not self.options.read_only:
             store.write_uses()

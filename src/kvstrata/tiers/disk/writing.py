@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from kvstrata.tiers.disk.extras import salt_of
+from kvstrata.cache.keys import salt_of
 from kvstrata.tiers.disk.index import Entry
 from kvstrata.tiers.disk.pieces import PIECE_BYTES, Gathered, Piece, cut, done, start
 from kvstrata.tiers.disk.slots import SlotFile
