@@ -73,7 +73,7 @@ class Delivery:
             answer.cumulative_logprob += next(r.logprob for r in ranked if r.token == token)
             answer.logprobs.append(self.named(ranked))
         reached = len(answer.output_ids) >= params.min_tokens
-        if reached and token in self.stop_ids(params):
+        if reached and token in request.stop_ids:
             # The token is the mark of the end, not part of the text, unless the user wants to see it.
             shown = params.include_stop_str_in_output and token in params.stop_token_ids
             text = answer.text.push(token, may_stop=False)[0] if shown else ""

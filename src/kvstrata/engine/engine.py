@@ -141,6 +141,7 @@ class Engine:
             arrival=self._clock() if arrival is None else arrival,
             number=self._arrivals,
             limit=self._limit(len(prompt_token_ids), params),
+            stop_ids=self._delivery.stop_ids(params),
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
         )
         self._arrivals += 1
@@ -359,7 +360,7 @@ class Engine:
             output_ids=answer.output_ids,
             seed=request.seed,
             answer_index=answer.index,
-            stop_ids=self._delivery.stop_ids(request.params),
+            stop_ids=request.stop_ids,
         )
 
     def _note_prompt_logprobs(self, work: Work, rows: Tensor) -> None:

@@ -37,7 +37,7 @@ class Request:
     """What a user asked for, and what is counted while it is served.
 
     arrival: submission, in seconds of the engine's clock. number: arrival order. limit: most tokens of a
-    sequence, prompt included. seed: for the draws of all its answers.
+    sequence, prompt included. stop_ids: tokens that end an answer. seed: for the draws of all its answers.
     """
 
     request_id: str
@@ -48,6 +48,7 @@ class Request:
     arrival: float
     number: int
     limit: int
+    stop_ids: frozenset[int]
     seed: int
     sequences: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=list)

@@ -41,6 +41,29 @@ class Work:
         return self.start < len(self.sequence.request.prompt_token_ids)
 
 
+class _Step:
+    """The work of one step as it is put together. left: tokens of the budget that nobody has yet."""
+
+    def __init__(self, budget: int) -> None:
+        self.works: dict[Sequence, Work] = {}
+        self.left = budget
+
+    def count(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that are to be computed."""
+        work = self.works.get(sequence)
+        return 0 if work is None else work.count
+
+    def put(self, work: Work) -> None:
+        """Add a work, in place of an earlier one of its sequence."""
+        self.left -= work.count - self.count(work.sequence)
+        self.works[work.sequence] = work
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take out a sequence's work, if it has any."""
+        self.left += self.count(sequence)
+        self.works.pop(sequence, None)
+
+
 class Scheduler:
     """Chooses the work of each step and holds the running sequences."""
 
@@ -70,34 +93,31 @@ class Scheduler:
         """The work of the next step; empty only where nothing runs, and nothing waits but for the tiers."""
         self.cache.expire()
         self._collect_loads()
-        works: dict[Sequence, Work] = {}
+        step = _Step(self._token_budget)
         preempted = self.preemptions
         order = sorted(self.running, key=lambda s: s.rank)
         for sequence in order:
             if sequence.num_tokens - sequence.num_computed == 1:
-                self._take(sequence, works)
+                self._take(sequence, step)
         prefills = [s for s in order if s.num_tokens - s.num_computed > 1]
         for sequence in prefills:
             first_of_many = sequence is prefills[0] and len(prefills) + len(self.waiting) > 1
-            self._take(sequence, works, share=_FIRST_SHARE if first_of_many else 1.0)
+            self._take(sequence, step, share=_FIRST_SHARE if first_of_many else 1.0)
         if self.preemptions == preempted:
-            self._admit(works)
+            self._admit(step)
         if prefills:  # what nobody else needed
-            self._take(prefills[0], works)
-        return list(works.values())
+            self._take(prefills[0], step)
+        return list(step.works.values())
 
-    def _left(self, works: dict[Sequence, Work]) -> int:
-        return self._token_budget - sum(work.count for work in works.values())
-
-    def _take(self, sequence: Sequence, works: dict[Sequence, Work], share: float = 1.0) -> None:
+    def _take(self, sequence: Sequence, step: _Step, share: float = 1.0) -> None:
         """Give a running sequence as much of the budget that is left as it can use, or a share of it."""
-        before = works[sequence].count if sequence in works else 0
-        left = int(self._left(works) * share)
+        before = step.count(sequence)
+        left = int(step.left * share)
         if sequence.status is not Status.RUNNING or left <= 0:
             return
         work = self._next_work(sequence, before + left)
-        if work.count > before and self._make_room(work, works):
-            works[sequence] = work
+        if work.count > before and self._make_room(work, step):
+            step.put(work)
             self.waiting.serve(sequence.request.options.user, work.count - before)
 
     def _next_work(self, sequence: Sequence, budget: int) -> Work:
@@ -107,14 +127,14 @@ class Scheduler:
             count = min(count, LOGITS_CHUNK)
         return Work(sequence, start, count)
 
-    def _make_room(self, work: Work, works: dict[Sequence, Work]) -> bool:
+    def _make_room(self, work: Work, step: _Step) -> bool:
         """Cover the work's tokens with blocks, preempting the worst-ranked; False if that is itself."""
         assert work.sequence.cache is not None
         while not self.cache.grow(work.sequence.cache, work.start + work.count):
             victim = max(self.running, key=lambda s: s.rank)
             if victim is work.sequence and self._yield_pins():
                 continue
-            works.pop(victim, None)
+            step.drop(victim)
             self.preempt(victim)
             if victim is work.sequence:
                 return False
@@ -162,13 +182,13 @@ class Scheduler:
         self.cache.release(sequence.cache)
         sequence.cache = None
 
-    def _admit(self, works: dict[Sequence, Work]) -> None:
+    def _admit(self, step: _Step) -> None:
         placed = [*self.running, *self.loading]
         places = self._max_num_seqs - len(placed) - sum(s.request.answers_to_fork for s in placed)
         if self._loads is not None:
             self._loads.begin_admission()
         for sequence in self.waiting.in_order():
-            if self._left(works) <= 0 or places <= 0:
+            if step.left <= 0 or places <= 0:
                 return
             if sequence.waits_for in self._leaders:
                 continue  # others need not wait with it
@@ -187,7 +207,7 @@ class Scheduler:
                 if not (idle and self._yield_pins() and self._open(sequence, hit, plan)):
                     return
             places -= needed
-            self._take(sequence, works)
+            self._take(sequence, step)
 
     def _hit(self, sequence: Sequence) -> int:
         """Tokens that the pool holds; the last token is always computed, since its logits are wanted."""

@@ -55,6 +55,7 @@ class Scratch:
             arrival=0.0,
             number=0,
             limit=end,
+            stop_ids=frozenset(),
             seed=0,
         )
         sequence = Sequence(request, 0, chain, AnswerText(self._tokenizer, params))
