@@ -148,7 +148,7 @@ def test_what_comes_back_from_a_tier_was_not_computed_again():
 
 
 def test_windows_that_move_on_do_not_count_as_thrashing():
-    toy = make_toy(blocks=[64, 8], windows=(None, 8))
+    toy = make_toy(blocks=[64, 14], windows=(None, 8))
     for number in range(4):
         ask(toy, str(number), prompt(number, 40))
     life = toy.engine.telemetry.blocks

@@ -67,6 +67,7 @@ def test_what_cannot_be_pinned_is_named():
             ({"prompt": "a", "messages": []}, "prompt"),
             ({"prompt": ""}, "prompt"),
             ({"prompt": [1, 5000]}, "prompt"),
+            ({"prompt": [-1]}, "prompt"),
             ({"prompt": "a" * 500}, None),
             ({"messages": [{"role": "user"}], "ttl": -1}, "ttl"),
         ):
@@ -139,3 +140,11 @@ def test_an_idle_engine_tends_its_tiers():
         tiering = server.toy.engine.tiering
         assert tiering is not None
         server.until(lambda: tiering.audit.counts.checked > 0 and not tiering.audit.pending)
+
+
+def test_unpinning_what_is_no_prompt_is_the_clients_mistake():
+    with toy_server(keys=ring()) as server:
+        for prompt in ([-1], [5000], [2**70]):
+            answer = server.post("/v1/cache/unpin", key=ADMIN, prompt=prompt)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "prompt"

@@ -66,7 +66,7 @@ def test_mixed_requests_leave_nothing_behind_and_are_all_in_the_log_and_the_metr
         await asyncio.gather(*(one(number) for number in numbers))
 
     # A pool that 16 running answers do not fit: preemptions are part of the mix.
-    with toy_server(blocks=150, settings={"max_queue": 40}) as server:
+    with toy_server(blocks=90, settings={"max_queue": 40}) as server:
         asyncio.run(all_of_them(server, range(total // 2)))
         server.until_idle()
         gc.collect()

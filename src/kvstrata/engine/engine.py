@@ -158,12 +158,8 @@ class Engine:
             raise RequestError(f"request_id is {request_id!r}, which is being served; choose another")
         if length == 0:
             raise RequestError("prompt is empty; give at least one token")
-        for field, tokens in (("prompt", prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
-            if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
-                wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
-                raise RequestError(
-                    f"{field} has token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}"
-                )
+        self._check_ids("prompt", prompt_token_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
         if params.n > self._max_num_seqs:
             raise RequestError(
                 f"n is {params.n}; at most {self._max_num_seqs} answers run at once: ask for fewer "
@@ -178,6 +174,13 @@ class Engine:
             raise RequestError(
                 f"prompt has {length} tokens; the KV pool holds {self.cache.capacity_tokens}: "
                 "shorten the prompt or raise kv_memory"
+            )
+
+    def _check_ids(self, field: str, tokens: Sequence[int]) -> None:
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
+            raise RequestError(
+                f"{field} has token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}"
             )
 
     def _limit(self, prompt_tokens: int, params: SamplingParams) -> int:
@@ -276,11 +279,13 @@ class Engine:
 
         wait: most seconds to wait for blocks that are on their way to the tiers.
         """
+        self._check_ids("prompt", token_ids)
         self.drain(wait)  # what was just computed is on its way to the tiers, which may hold it
         return self.pins.pin(self.cache.chain(token_ids, extras), ttl)
 
     def unpin(self, token_ids: Sequence[int], extras: Extras) -> bool:
         """Undo `pin`; False if there was none."""
+        self._check_ids("prompt", token_ids)
         return self.pins.unpin(self.cache.chain(token_ids, extras))
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
