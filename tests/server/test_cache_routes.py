@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from served import START, ToyServer, toy_server
+from faulty_tier import FaultyTier
+from served import START, ToyServer, request_bytes, toy_server
 
 from kvstrata.server.keys import KeyRing, parse_keys
 from kvstrata.tiers.ram import RamTier
@@ -148,3 +150,26 @@ def test_unpinning_what_is_no_prompt_is_the_clients_mistake():
             answer = server.post("/v1/cache/unpin", key=ADMIN, prompt=prompt)
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == "prompt"
+
+
+def test_blocks_that_a_slow_tier_was_filling_come_back_while_the_engine_is_idle():
+    made: list[FaultyTier] = []
+
+    def slow(context: Any, clock: Any) -> list[FaultyTier]:
+        made.append(FaultyTier(context, clock))
+        return made
+
+    with toy_server(tiers=slow) as server:
+        server.post(prompt=PROMPT, max_tokens=1)
+        server.until(lambda: not server.toy.engine.settling)
+        server.service.serving.call(server.toy.engine.reset_cache).result(START)
+        made[0].gate.clear()
+        connection = server.connect()
+        connection.sendall(request_bytes(json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode()))
+        server.until(lambda: server.toy.engine.scheduler.loading)
+        connection.close()  # the client leaves while its blocks are being loaded
+        server.until(lambda: not server.toy.engine.has_unfinished)
+        assert server.toy.cache.stats().groups[0].held > 0
+        made[0].gate.set()
+        server.until(lambda: server.toy.cache.pools[0].num_held == 0)
+        server.until_idle()

@@ -79,6 +79,7 @@ def test_metrics_need_a_key_of_their_own_where_there_are_api_keys():
                 assert client.get("/metrics").status_code == status
         with server.client("scrape-secret") as client:
             assert client.get("/v1/models").status_code == 403
+            assert client.get("/health").status_code == 200
         assert server.post(key="scrape-secret", prompt="abc").status_code == 403
 
 

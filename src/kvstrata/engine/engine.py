@@ -259,7 +259,7 @@ class Engine:
 
     @property
     def settling(self) -> bool:
-        """Whether blocks are still on their way to the tiers, so that `tend` is to be called again soon."""
+        """Whether something is still under way with the tiers, so that `tend` is to be called again soon."""
         return self.tiering is not None and self.tiering.settling
 
     def drain(self, timeout: float = _CLOSE_SECONDS) -> None:

@@ -165,6 +165,8 @@ class Front:
         key = self._keys.find(secret.strip()) if scheme.lower() == "bearer" else None
         is_metrics = scope["path"] == METRICS_PATH
         needed = self._guards_metrics if is_metrics else self._keys.required
+        if scope["path"] in OPEN_PATHS:
+            return key
         wrong_kind = key is not None and not key.admin and key.metrics != is_metrics
         if key is not None and wrong_kind and (key.metrics or needed):
             raise ApiError(
@@ -173,7 +175,7 @@ class Front:
                 "key, all else the API keys",
                 code="wrong_kind_of_key",
             )
-        if key is None and needed and scope["path"] not in OPEN_PATHS:
+        if key is None and needed:
             raise ApiError(
                 401,
                 "the API key is wrong; send a header 'Authorization: Bearer KEY'"
