@@ -2,10 +2,12 @@
 
 The same requests in the same KV memory, twice: in blocks of 16 tokens taken as they fill, and in one block of
 the longest length for each sequence, as an engine without paging reserves it. Prefix caching is off in both.
+The two take turns of a second, so that a machine whose speed drifts is as fast for one as for the other.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import dataclass, replace
@@ -23,8 +25,10 @@ from kvstrata.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
     from kvstrata.engine.engine import StepReport
+    from kvstrata.engine.outputs import RequestOutput
 
 _RESERVATIONS = 4  # how many longest sequences the memory holds
+_TURN = 1.0  # seconds
 
 
 def register(bench: typer.Typer) -> None:
@@ -49,7 +53,9 @@ def paging(
     config = replace(config, prefix_caching=False, max_model_len=longest, policy="lru", ttl=None)
     modes = {"paged": replace(config, block_size=16), "reserved": replace(config, block_size=longest)}
     memory = _reserved_memory(modes["reserved"])
-    figures = {name: _measure(name, replace(mode, kv_memory=memory), lengths) for name, mode in modes.items()}
+    runs = {name: _Run(replace(mode, kv_memory=memory), lengths) for name, mode in modes.items()}
+    _take_turns(runs)
+    figures = {name: run.figures() for name, run in runs.items()}
     gain = {
         key: figures["paged"][key] / figures["reserved"][key]
         for key in ("concurrency", "decode_tok_s", "total_tok_s")
@@ -92,31 +98,66 @@ class _Meter:
             self.decode_tokens += report.decode_tokens
 
 
-def _measure(name: str, config: EngineConfig, lengths: list[Lengths]) -> dict[str, Any]:
-    meter = _Meter()
-    llm = load(config, on_step=lambda report: meter.add(report, llm.engine.cache.stats().waste))
-    rng = random.Random(0)
-    vocab = llm.tokenizer.vocab_size
-    prompts = [[rng.randrange(vocab) for _ in range(row.prompt)] for row in lengths]
-    params = [SamplingParams(temperature=0.0, max_tokens=row.answer, ignore_eos=True) for row in lengths]
-    llm.generate([prompts[0][:8]], SamplingParams(temperature=0.0, max_tokens=2))
-    meter.__init__()  # type: ignore[misc]
+class _Run:
+    """One of the two engines with all its requests, stepped turn by turn."""
+
+    def __init__(self, config: EngineConfig, lengths: list[Lengths]) -> None:
+        self._meter = _Meter()
+        self._config = config
+        llm = load(config, on_step=self._note)
+        self._engine = llm.engine
+        self._prompt_tokens = sum(row.prompt for row in lengths)
+        self._results: list[RequestOutput] = []
+        self._seconds = 0.0
+        self.requests = len(lengths)
+        rng = random.Random(0)
+        vocab = llm.tokenizer.vocab_size
+        prompts = [[rng.randrange(vocab) for _ in range(row.prompt)] for row in lengths]
+        self._engine.add_request("first", prompts[0][:8], SamplingParams(temperature=0.0, max_tokens=2))
+        self.turn(math.inf)
+        self._meter, self._results, self._seconds = _Meter(), [], 0.0
+        for number, (row, prompt) in enumerate(zip(lengths, prompts, strict=True)):
+            params = SamplingParams(temperature=0.0, max_tokens=row.answer, ignore_eos=True)
+            self._engine.add_request(str(number), prompt, params)
+
+    @property
+    def finished(self) -> int:
+        """Requests that are done."""
+        return len(self._results)
+
+    def turn(self, seconds: float) -> None:
+        """Step for so long, or until all is done."""
+        begin = time.perf_counter()
+        while self._engine.has_unfinished and time.perf_counter() - begin < seconds:
+            self._results += [delta.result for delta in self._engine.step() if delta.result is not None]
+        self._seconds += time.perf_counter() - begin
+
+    def figures(self) -> dict[str, Any]:
+        """What came out, and how quickly."""
+        meter = self._meter
+        answers = sum(result.usage.completion_tokens for result in self._results)
+        return {
+            "concurrency": meter.sequence_seconds / meter.total_seconds,
+            "decode_tok_s": meter.decode_tokens / meter.decode_seconds,
+            "total_tok_s": (answers + self._prompt_tokens) / self._seconds,
+            "output_tok_s": answers / self._seconds,
+            "waste": meter.waste_seconds / meter.total_seconds,
+            "preemptions": sum(result.timings.preemptions for result in self._results),
+            "seconds": self._seconds,
+            "block_size": self._config.block_size,
+        }
+
+    def _note(self, report: StepReport) -> None:
+        self._meter.add(report, self._engine.cache.stats().waste)
+
+
+def _take_turns(runs: dict[str, _Run]) -> None:
     with progress_bar() as bar:
-        task = bar.add_task(name, total=len(prompts))
-        started = time.perf_counter()
-        results = llm.generate(prompts, params, progress=lambda done, _: bar.update(task, completed=done))
-        seconds = time.perf_counter() - started
-    answers = sum(result.usage.completion_tokens for result in results)
-    return {
-        "concurrency": meter.sequence_seconds / meter.total_seconds,
-        "decode_tok_s": meter.decode_tokens / meter.decode_seconds,
-        "total_tok_s": (answers + sum(row.prompt for row in lengths)) / seconds,
-        "output_tok_s": answers / seconds,
-        "waste": meter.waste_seconds / meter.total_seconds,
-        "preemptions": sum(result.timings.preemptions for result in results),
-        "seconds": seconds,
-        "block_size": config.block_size,
-    }
+        tasks = {name: bar.add_task(name, total=run.requests) for name, run in runs.items()}
+        while any(run.finished < run.requests for run in runs.values()):
+            for name, run in runs.items():
+                run.turn(_TURN)
+                bar.update(tasks[name], completed=run.finished)
 
 
 def _show(figures: dict[str, dict[str, Any]], gain: dict[str, float]) -> None:
