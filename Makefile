@@ -44,7 +44,7 @@ demo: $(STAMPS)/package $(STAMPS)/smollm2 ## Install, then a short tour on the d
 # Idle threads sleep instead of spinning, so that tests do not crawl where other programs want the cores too.
 test test-portable: export OMP_WAIT_POLICY ?= PASSIVE
 
-test: $(STAMPS)/test $(STAMPS)/smollm2 $(STAMPS)/gemma ## The whole test suite, long checks at KVSTRATA_SCALE
+test: $(STAMPS)/test $(STAMPS)/smollm2 $(STAMPS)/gemma $(STAMPS)/promtool ## The whole test suite, long checks at KVSTRATA_SCALE
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMPS)/dev ## ruff and mypy --strict
@@ -105,6 +105,11 @@ $(STAMPS)/test: $(STAMPS)/package
 
 $(STAMPS)/dev: $(STAMPS)/package
 	$(PIP_INSTALL) 'kvstrata[server,dev]'
+	touch $@
+
+# One program of a Debian package, where apt works; the tests that use it skip without it.
+$(STAMPS)/promtool: scripts/promtool.sh $(STAMPS)/venv
+	scripts/promtool.sh $(abspath $(VENV))/bin
 	touch $@
 
 $(STAMPS)/smollm2: Makefile $(STAMPS)/venv

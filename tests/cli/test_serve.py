@@ -16,7 +16,7 @@ Shown = Callable[..., dict[str, object]]
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONFIG", "API_KEYS", "ADMIN_KEY", "PORT", "KV_MEMORY", "DEBUG"):
+    for name in ("CONFIG", "API_KEYS", "ADMIN_KEY", "METRICS_KEY", "TIERS", "PORT", "KV_MEMORY", "DEBUG"):
         monkeypatch.delenv(f"KVSTRATA_{name}", raising=False)
 
 
@@ -113,3 +113,30 @@ def test_a_template_comes_from_a_file(shown: Shown, tmp_path: Path, capsys):
     assert shown("--chat-template", str(file))["chat_template"] == "{{ messages }}"
     assert cli_app.main(["serve", "--print-config", "--chat-template", str(tmp_path / "none")]) == 1
     assert "chat_template is" in capsys.readouterr().err
+
+
+def test_tiers_are_given_as_to_every_other_command(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    two = ["ram://?size=1GiB", "disk:///cache?size=2GiB"]
+    assert shown("--tier", two[0], "--tier", two[1])["tiers"] == two
+    monkeypatch.setenv("KVSTRATA_TIERS", " ".join(two))
+    assert shown()["tiers"] == two
+    monkeypatch.delenv("KVSTRATA_TIERS")
+    file = tmp_path / "kvstrata.toml"
+    file.write_text(f"tiers = {json.dumps(two)}\n")
+    assert shown("--config", str(file))["tiers"] == two
+    assert cli_app.main(["serve", "--print-config", "--tiers", two[0]]) == 2
+    capsys.readouterr()
+    assert cli_app.main(["serve", "--print-config", "--tier", two[0], "--no-prefix-caching"]) == 2
+    assert "--tier is" in capsys.readouterr().err
+
+
+def test_the_metrics_key_is_one_of_its_own(shown: Shown, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    file = tmp_path / "metrics-key"
+    file.write_text("scrape-secret\n")
+    assert shown("--metrics-key-file", str(file))["metrics_key_file"] == str(file)
+    monkeypatch.setenv("KVSTRATA_METRICS_KEY", "another-secret")
+    assert cli_app.main(["serve", "--print-config", "--metrics-key-file", str(file)]) == 1
+    monkeypatch.setenv("KVSTRATA_ADMIN_KEY", "another-secret")
+    assert cli_app.main(["serve", "--print-config"]) == 1  # one secret, two purposes

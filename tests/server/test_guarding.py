@@ -16,7 +16,7 @@ ALICE, BOB, ADMIN = "alice-secret", "bob-secret", "admin-secret"
 
 def ring(*, admin: bool = True) -> KeyRing:
     keys = parse_keys([f"alice:{ALICE}", f"bob:{BOB}"], "test")
-    return KeyRing(keys, parse_keys([ADMIN], "test", admin=True)[0] if admin else None)
+    return KeyRing(keys, parse_keys([ADMIN], "test", "admin")[0] if admin else None)
 
 
 def test_without_a_right_key_nothing_is_served_but_health_and_docs():
@@ -64,15 +64,40 @@ def test_only_the_admin_key_resets_the_cache():
         server.post(key=ALICE, prompt="a prompt of some length")
         assert server.post("/v1/cache/reset", key=ALICE).status_code == 403
         assert cached(server.post(key=ALICE, prompt="a prompt of some length")) > 0
-        assert server.post("/v1/cache/reset", key=ADMIN).json() == {"status": "ok"}
+        assert server.post("/v1/cache/reset", key=ADMIN).json()["tiers"] is False
         assert cached(server.post(key=ALICE, prompt="a prompt of some length")) == 0
 
 
-def test_pinning_says_that_this_build_does_not():
-    with toy_server(keys=ring()) as server:
-        answer = server.post("/v1/cache/pin", key=ADMIN, prompt="abc")
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "unsupported"
+def test_metrics_need_a_key_of_their_own_where_there_are_api_keys():
+    metrics = parse_keys(["scrape-secret"], "test", "metrics")[0]
+    admin = parse_keys([ADMIN], "test", "admin")[0]
+    keys = KeyRing(parse_keys([f"alice:{ALICE}"], "test"), admin, metrics)
+    expected = {"": 401, "wrong-secret": 401, ALICE: 403, ADMIN: 200, "scrape-secret": 200}
+    with toy_server(keys=keys) as server:
+        for key, status in expected.items():
+            with server.client(key) as client:
+                assert client.get("/metrics").status_code == status
+        with server.client("scrape-secret") as client:
+            assert client.get("/v1/models").status_code == 403
+            assert client.get("/health").status_code == 200
+        assert server.post(key="scrape-secret", prompt="abc").status_code == 403
+
+
+def test_metrics_are_open_without_api_keys_or_by_the_operators_word():
+    with toy_server() as server, server.client("") as client:
+        assert client.get("/metrics").status_code == 200
+    with toy_server(keys=ring(), settings={"open_metrics": True}) as server:
+        for key in ("", ALICE):
+            with server.client(key) as client:
+                assert client.get("/metrics").status_code == 200
+
+
+def test_a_metrics_key_guards_them_even_without_api_keys():
+    keys = KeyRing((), None, parse_keys(["scrape-secret"], "test", "metrics")[0])
+    with toy_server(keys=keys) as server:
+        with server.client("") as client:
+            assert client.get("/metrics").status_code == 401
+        assert server.post(key="", prompt="abc").status_code == 200
 
 
 def test_a_keys_priority_has_a_floor():

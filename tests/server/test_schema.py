@@ -21,6 +21,7 @@ OPERATIONS = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("GET", "/v1/cache"),
+    ("GET", "/metrics"),
     ("POST", "/v1/cache/reset"),
     ("POST", "/v1/cache/pin"),
     ("POST", "/v1/cache/unpin"),
@@ -29,7 +30,7 @@ OPERATIONS = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ToyServer]:
-    with toy_server(keys=KeyRing((), parse_keys([ADMIN], "test", admin=True)[0])) as server:
+    with toy_server(keys=KeyRing((), parse_keys([ADMIN], "test", "admin")[0])) as server:
         yield server
         server.until_idle()
 
@@ -70,6 +71,7 @@ def test_the_description_has_every_endpoint(server: ToyServer):
     assert set(paths) == {
         "/health",
         "/ready",
+        "/metrics",
         "/v1/models",
         "/v1/models/{name}",
         "/v1/chat/completions",

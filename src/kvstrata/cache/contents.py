@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from kvstrata.cache.group import CacheGroup, EvictReason, HeldKeys
 from kvstrata.cache.index import NO_BLOCK, Node, PrefixIndex
@@ -15,6 +16,22 @@ from kvstrata.errors import IntegrityError
 
 OnEvict = Callable[[bytes, int, Meta, EvictReason], None]
 OnPublish = Callable[[bytes, int, int, Meta], None]
+
+
+class Watcher(Protocol):
+    """Who is told of what blocks go through, on the thread that changes the cache; it must not change it."""
+
+    def published(self, key: bytes, group: int, meta: Meta, *, loaded: bool) -> None:
+        """A block can be found from now on. loaded: its content came from a tier and was not computed."""
+
+    def evicted(self, key: bytes, group: int, meta: Meta, reason: EvictReason) -> None:
+        """A block can no longer be found."""
+
+    def hit(self, chain: KeyChain, num_blocks: int) -> None:
+        """A sequence was opened on the first blocks of a chain."""
+
+    def released(self, keys: Sequence[bytes], group: int) -> None:
+        """Blocks that can be found have no holder from now on."""
 
 
 class Contents:
@@ -35,6 +52,7 @@ class Contents:
         self.index = PrefixIndex(fingerprint, len(groups))
         self.on_evict = on_evict
         self.on_publish = on_publish
+        self.watcher: Watcher | None = None
         self._groups = groups
         self._held = tuple(HeldKeys(self.index, group) for group in groups)
         self._clock = clock
@@ -78,7 +96,7 @@ class Contents:
                 node = self.index.child(seq.tip, seq.chain.keys[position], seq.chain.contents[position])
             if node is not None:
                 limit = math.inf if deadlines is None else deadlines.get(position, math.inf)
-                self._settle(seq, position, node, now, limit)
+                self._settle(seq, position, node, now, limit, loaded=deadlines is not None)
                 nodes.append(node)
                 seq.num_published += 1
             seq.tip = node
@@ -97,7 +115,10 @@ class Contents:
         if group.window is not None:
             for node in nodes:
                 group.mark_slipped(node, slipped, now)
-        group.policy.touch([node.key for node in nodes], now)
+        keys = [node.key for node in nodes]
+        group.policy.touch(keys, now)
+        if self.watcher is not None and keys:
+            self.watcher.released(keys, group.number)
 
     def take_block(self, group: CacheGroup) -> int:
         """A block with one holder, a free one or a victim's. Raises IntegrityError if there is neither."""
@@ -138,7 +159,9 @@ class Contents:
                 self._forget(group, node, "reset")
         self.index.clear()
 
-    def _settle(self, seq: CacheSequence, position: int, node: Node, now: float, limit: float) -> None:
+    def _settle(
+        self, seq: CacheSequence, position: int, node: Node, now: float, limit: float, *, loaded: bool
+    ) -> None:
         """Publish the blocks of one position in each group, or take those that are there."""
         if node.empty:
             node.deadline = min(limit, now + seq.ttl if seq.ttl is not None else math.inf)
@@ -147,18 +170,20 @@ class Contents:
             if own == NO_BLOCK:
                 continue
             if there == NO_BLOCK:
-                self._publish_block(group, own, node, _meta(seq, group, position, node, now))
+                self._publish_block(group, own, node, _meta(seq, group, position, node, now), loaded=loaded)
             else:
                 group.pool.retain([there])
                 table[position] = there
                 group.merged += 1
                 group.pool.release([own])
 
-    def _publish_block(self, group: CacheGroup, block: int, node: Node, meta: Meta) -> None:
+    def _publish_block(self, group: CacheGroup, block: int, node: Node, meta: Meta, *, loaded: bool) -> None:
         """Make a held block findable as the content of `node`."""
         group.publish(block, node, meta)
         if self.on_publish is not None:
             self.on_publish(node.key, group.number, block, meta)
+        if self.watcher is not None:
+            self.watcher.published(node.key, group.number, meta, loaded=loaded)
 
     def _evict_one(self, group: CacheGroup) -> None:
         for key in group.policy.victims(1, self._held[group.number], self._clock()):
@@ -185,6 +210,8 @@ class Contents:
         self._last_hit = None
         if meta is not None and self.on_evict is not None:
             self.on_evict(node.key, group.number, meta, reason)
+        if meta is not None and self.watcher is not None:
+            self.watcher.evicted(node.key, group.number, meta, reason)
 
 
 def _meta(seq: CacheSequence, group: CacheGroup, position: int, node: Node, now: float) -> Meta:

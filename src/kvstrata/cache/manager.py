@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from kvstrata.cache.contents import Contents, OnEvict, OnPublish
+from kvstrata.cache.contents import Contents, OnEvict, OnPublish, Watcher
 from kvstrata.cache.group import CacheGroup
 from kvstrata.cache.growth import blocks_for, copy_tail, place_for_load, shared_tail, shorten, slip
 from kvstrata.cache.index import NO_BLOCK
@@ -75,6 +75,7 @@ class KVCache:
         self.block_size = layouts[0].block_size
         self.fingerprint = fingerprint
         self.prefix_caching = prefix_caching
+        self.policy = policy
         self.groups = tuple(
             CacheGroup(number, layout, blocks, device=device, max_chunk=max_chunk, policy=policy)
             for number, (layout, blocks) in enumerate(zip(layouts, num_blocks, strict=True))
@@ -160,6 +161,8 @@ class KVCache:
             group.pool.retain(table[seq.slipped[group.number] :])
             group.reserved += promise
         self._sequences[id(seq)] = seq
+        if nodes and self._contents.watcher is not None:
+            self._contents.watcher.hit(chain, len(nodes))
         return seq
 
     def grow(self, seq: CacheSequence, num_tokens: int) -> bool:
@@ -323,6 +326,10 @@ class KVCache:
     def watch_published(self, on_publish: OnPublish | None) -> None:
         """Call `on_publish(key, group, block, meta)` from now on when a block can be found."""
         self._contents.on_publish = on_publish
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell `watcher` from now on what blocks go through, in the place of the one before."""
+        self._contents.watcher = watcher
 
     def block_of(self, key: bytes, group: int) -> int | None:
         """The block that holds the content of a key in a group; None if it cannot be found."""

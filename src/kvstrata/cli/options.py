@@ -97,7 +97,7 @@ def _parameters(cls: type) -> list[inspect.Parameter]:
     own = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
     parameters = []
     for name, (kind, text) in _OPTIONS[cls].items():
-        flag = _flag(name)
+        flag = option_name(name)
         declared = f"--{flag}/--no-{flag}" if kind is bool and own[name] else f"--{flag}"
         parameters.append(
             inspect.Parameter(
@@ -110,7 +110,8 @@ def _parameters(cls: type) -> list[inspect.Parameter]:
     return parameters
 
 
-def _flag(name: str) -> str:
+def option_name(name: str) -> str:
+    """What the option of a field is called, without its dashes."""
     return _FLAGS.get(name, name.replace("_", "-"))
 
 
@@ -121,7 +122,7 @@ def _settings(cls: type, values: dict[str, Any]) -> Any:
         message = str(error)
         for name in values:  # the user wrote --kv-memory, not kv_memory
             if message.startswith(f"{name} "):
-                message = f"--{_flag(name)} {message.removeprefix(name).lstrip()}"
+                message = f"--{option_name(name)} {message.removeprefix(name).lstrip()}"
         raise typer.BadParameter(message) from None
 
 

@@ -36,6 +36,9 @@ _SERVER: Mapping[str, tuple[Any, str]] = {
     "insecure": (bool, "Let other machines in without API keys."),
     "api_key_file": (str | None, "File of API keys, NAME:KEY a line; KVSTRATA_API_KEYS adds to it."),
     "admin_key_file": (str | None, "File with the key for changing the cache; or KVSTRATA_ADMIN_KEY."),
+    "metrics_key_file": (str | None, "File with a key that opens /metrics only; or KVSTRATA_METRICS_KEY."),
+    "open_metrics": (bool, "Let everyone read /metrics, whatever keys there are."),
+    "show_prefixes": (bool, "Tell the first words of the most used prompts in /v1/cache."),
     "share_cache": (bool, "Let API keys find each other's cached prompts."),
     "min_priority": (int | None, "Least priority that requests may ask for; 0 by default with API keys."),
     "tls_cert": (str | None, "Certificate chain, a PEM file: speak HTTPS."),
@@ -73,7 +76,7 @@ def serve(
     Every setting is a flag, an environment variable (KVSTRATA_KV_MEMORY for --kv-memory), or a line of the
     --config file; the first of these that has it counts. SIGTERM lets running requests finish.
     """
-    for package in ("fastapi", "uvicorn"):
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"serving needs {package}, which is not installed: pip install 'kvstrata[server]'"
@@ -99,6 +102,8 @@ def serve(
         config.admin_key_file,
         environment.get("KVSTRATA_API_KEYS", ""),
         environment.get("KVSTRATA_ADMIN_KEY", ""),
+        metrics_key_file=config.metrics_key_file,
+        metrics_key=environment.get("KVSTRATA_METRICS_KEY", ""),
     )
     config.check_exposure(has_keys=keys.required)
     settings = {name: sources.masked(setting.value) for name, setting in resolved.items()}
@@ -159,9 +164,7 @@ def _with_flags(command: Callable[..., int]) -> Callable[..., int]:
             annotation=Annotated[
                 kind | None,
                 typer.Option(
-                    f"{sources.flag(name)}/--no-{name.replace('_', '-')}"
-                    if kind is bool
-                    else sources.flag(name),
+                    sources.switch(name) if kind is bool else sources.flag(name),
                     help=text,
                 ),
             ],

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from kvstrata.cli.options import option_name
 from kvstrata.errors import ConfigError
 
 Source = Literal["flag", "environment", "file", "default"]
@@ -38,12 +39,12 @@ def variable(name: str) -> str:
 
 def flag(name: str) -> str:
     """The command line's option of a setting."""
-    return f"--{name.replace('_', '-')}"
+    return f"--{option_name(name)}"
 
 
 def switch(name: str) -> str:
     """The command line's pair of options of a setting that is true or false."""
-    return f"{flag(name)}/--no-{name.replace('_', '-')}"
+    return f"{flag(name)}/--no-{option_name(name)}"
 
 
 def resolve(

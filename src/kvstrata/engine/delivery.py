@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from kvstrata.config import SamplingParams
@@ -11,16 +11,26 @@ from kvstrata.engine.request import Request, Status
 from kvstrata.engine.request import Sequence as Answer
 from kvstrata.engine.sampler import RankedToken
 from kvstrata.engine.scheduler import Scheduler
+from kvstrata.engine.telemetry import Telemetry
 from kvstrata.models.tokenizer import Tokenizer
 
 
 class Delivery:
     """Adds tokens to answers, ends those that are done, and collects deltas until they are taken."""
 
-    def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        scheduler: Scheduler,
+        eos_ids: frozenset[int],
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+    ) -> None:
         self._tokenizer = tokenizer
         self._scheduler = scheduler
         self._eos_ids = eos_ids
+        self._telemetry = telemetry
+        self._clock = clock
         self._deltas: list[Delta] = []
         self._finished: list[Request] = []
 
@@ -54,6 +64,7 @@ class Delivery:
     def append(self, answer: Answer, token: int, ranked: Sequence[RankedToken] | None, now: float) -> None:
         """Add a sampled token to an answer, and end it where a stop condition is met."""
         request, params = answer.request, answer.request.params
+        self._telemetry.token(request, answer.token_times[-1] if answer.token_times else None, now)
         if request.first_token is None:
             request.first_token = now
         request.last_token = now
@@ -99,6 +110,7 @@ class Delivery:
         with_logprobs = request.params.logprobs is not None
         if request.finished:
             self._finished.append(request)
+            self._telemetry.ended(request, _reason(request), self._clock())
         self._deltas.append(
             Delta(
                 request_id=request.request_id,
@@ -123,6 +135,12 @@ class Delivery:
             timings=_timings(request),
             error=request.error,
         )
+
+
+def _reason(request: Request) -> str:
+    """Why a request ended: as its answers did, or as the first of them that was cut off."""
+    reasons = [answer.finish_reason or "abort" for answer in request.sequences]
+    return next((reason for reason in reasons if reason in {"error", "abort"}), reasons[0])
 
 
 def _completion(answer: Answer) -> CompletionOutput:

@@ -22,6 +22,7 @@ from kvstrata.engine.runner import Model, Runner, StepLogits, wants_all_logits
 from kvstrata.engine.sampler import SampleInput, rank_tokens, sample
 from kvstrata.engine.scheduler import Scheduler, Work
 from kvstrata.engine.scratch import Scratch
+from kvstrata.engine.telemetry import Telemetry
 from kvstrata.engine.text import AnswerText
 from kvstrata.engine.tiering import Tiering
 from kvstrata.errors import RequestError
@@ -77,6 +78,7 @@ class Engine:
         self.cache = cache
         self.max_model_len = min(max_model_len, cache.capacity_tokens)
         self.on_step = on_step
+        self.telemetry = Telemetry(cache, clock)
         self._runner = Runner(model, cache, device)
         self.tiering = (
             None
@@ -108,7 +110,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._starving_since: float | None = None
-        self._delivery = Delivery(tokenizer, self.scheduler, frozenset(eos_ids))
+        self._delivery = Delivery(tokenizer, self.scheduler, frozenset(eos_ids), self.telemetry, clock)
 
     @property
     def has_unfinished(self) -> bool:
@@ -156,12 +158,8 @@ class Engine:
             raise RequestError(f"request_id is {request_id!r}, which is being served; choose another")
         if length == 0:
             raise RequestError("prompt is empty; give at least one token")
-        for field, tokens in (("prompt", prompt_token_ids), ("stop_token_ids", params.stop_token_ids)):
-            if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
-                wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
-                raise RequestError(
-                    f"{field} has token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}"
-                )
+        self._check_ids("prompt", prompt_token_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
         if params.n > self._max_num_seqs:
             raise RequestError(
                 f"n is {params.n}; at most {self._max_num_seqs} answers run at once: ask for fewer "
@@ -176,6 +174,13 @@ class Engine:
             raise RequestError(
                 f"prompt has {length} tokens; the KV pool holds {self.cache.capacity_tokens}: "
                 "shorten the prompt or raise kv_memory"
+            )
+
+    def _check_ids(self, field: str, tokens: Sequence[int]) -> None:
+        if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
+            raise RequestError(
+                f"{field} has token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}"
             )
 
     def _limit(self, prompt_tokens: int, params: SamplingParams) -> int:
@@ -200,7 +205,11 @@ class Engine:
 
         tiers: empty them too, of this model's blocks. Returns the names of those that did not answer in time.
         """
+        self.pins.clear()
         self.cache.reset()
+        self.telemetry.blocks.forget_prefixes()
+        if self.tiering is not None:
+            self.tiering.offload.forget()
         return self.tiering.stack.clear(_CLEAR_SECONDS) if tiers and self.tiering is not None else []
 
     def step(self) -> list[Delta]:
@@ -248,18 +257,35 @@ class Engine:
         """Do a piece of what can wait (audits), for when there are no requests; whether there is more."""
         return self.tiering is not None and self.tiering.tend()
 
+    @property
+    def settling(self) -> bool:
+        """Whether something is still under way with the tiers, so that `tend` is to be called again soon."""
+        return self.tiering is not None and self.tiering.settling
+
     def drain(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Wait until what was published is in the tiers, at most so many seconds."""
         if self.tiering is not None:
             self.tiering.drain(timeout)
 
-    def pin(self, token_ids: Sequence[int], extras: Extras, ttl: float | None = None) -> int:
-        """Keep the cached full blocks of a prompt for `ttl` seconds (None: until `unpin`); tokens kept."""
-        self.drain(_PIN_SECONDS)  # what was just computed is on its way to the tiers, which may hold it
+    def pin(
+        self,
+        token_ids: Sequence[int],
+        extras: Extras,
+        ttl: float | None = None,
+        *,
+        wait: float = _PIN_SECONDS,
+    ) -> int:
+        """Keep the cached full blocks of a prompt for `ttl` seconds (None: until `unpin`); tokens kept.
+
+        wait: most seconds to wait for blocks that are on their way to the tiers.
+        """
+        self._check_ids("prompt", token_ids)
+        self.drain(wait)  # what was just computed is on its way to the tiers, which may hold it
         return self.pins.pin(self.cache.chain(token_ids, extras), ttl)
 
     def unpin(self, token_ids: Sequence[int], extras: Extras) -> bool:
         """Undo `pin`; False if there was none."""
+        self._check_ids("prompt", token_ids)
         return self.pins.unpin(self.cache.chain(token_ids, extras))
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
@@ -273,11 +299,10 @@ class Engine:
             self.scheduler.waiting.depart(request.options.user)
 
     def _report(self, works: Sequence[Work], begin: float) -> None:
-        if self.on_step is None and self.tiering is None:
-            return
         prefill = sum(work.count for work in works if work.is_prefill)
         decode = sum(work.count for work in works) - prefill
         seconds = self._clock() - begin
+        self.telemetry.step(prefill, decode, seconds)
         if self.tiering is not None:
             self.tiering.after_step(prefill, decode, seconds)
         if self.on_step is not None:

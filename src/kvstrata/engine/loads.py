@@ -150,7 +150,7 @@ class Loads:
     def collect(self) -> list[Sequence]:
         """Commit the loads that have ended; their sequences, without blocks where the tier hangs."""
         self._offload.settle(self._stack.collect())
-        self._abandoned = [entry for entry in self._abandoned if not self._returned(*entry)]
+        self.reclaim()
         ended = [each for each in self._loading if all(load.done for load in each.loads)]
         if ended:
             self._loading = [each for each in self._loading if each not in ended]
@@ -158,6 +158,10 @@ class Loads:
                 self._commit(each)
         self._offload.flush()
         return [each.sequence for each in ended]
+
+    def reclaim(self) -> None:
+        """Take back the blocks of loads that were given up and that no tier touches any more."""
+        self._abandoned = [entry for entry in self._abandoned if not self._returned(*entry)]
 
     def abandon(self, sequence: Sequence) -> None:
         """The sequence's request is over: its blocks come back when no tier writes to them any more."""

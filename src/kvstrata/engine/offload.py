@@ -52,6 +52,11 @@ class Offload:
         if self._dirty:
             self._retry()
 
+    def forget(self) -> None:
+        """What waits to be offered is not wanted any more."""
+        self._fresh.clear()
+        self._dirty.clear()
+
     def settle(self, settled: Iterable[Settled]) -> None:
         """Some stores have ended. What a tier had no use for is not asked again, what it could not is."""
         for done in settled:

@@ -71,6 +71,12 @@ class Pins:
         for key in [key for key, pin in self._pins.items() if pin.deadline <= now]:
             self._release(self._pins.pop(key))
 
+    def clear(self) -> None:
+        """Let go of all."""
+        for pin in self._pins.values():
+            self._release(pin)
+        self._pins.clear()
+
     def yield_pool(self) -> bool:
         """Let go of the pool's blocks, since a request needs them; False if there are none."""
         found = False

@@ -23,6 +23,7 @@ from kvstrata.engine.outbox import Outbox
 from kvstrata.errors import KVStrataError, OverloadedError, StoppedError
 
 T = TypeVar("T")
+_TEND_SECONDS = 0.2  # how soon an idle engine looks at its tiers again while they are being stored to
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +56,7 @@ class Serving:
         self._ended = False
         self._error: BaseException | None = None
         self._outboxes: dict[str, Outbox] = {}  # the engine thread's own
+        self._untended = True
         self._thread = threading.Thread(target=self._run, name="kvstrata-engine", daemon=True)
 
     def start(self) -> None:
@@ -149,6 +151,9 @@ class Serving:
                 self._obey()
                 if self._engine.has_unfinished:
                     self._step()
+                    self._untended = True
+                elif not self._inbox:
+                    self._untended = self._engine.tend()
         except BaseException as error:
             _log.critical("the engine has failed: %s", _named(error), exc_info=error)
             self._error = error
@@ -158,8 +163,9 @@ class Serving:
     def _wait(self) -> bool:
         """Sleep where nothing is to be done; False: stop."""
         with self._condition:
-            while not (self._inbox or self._stopping or self._engine.has_unfinished):
-                self._condition.wait()
+            while not (self._inbox or self._stopping or self._engine.has_unfinished or self._untended):
+                self._untended = self._engine.settling
+                self._condition.wait(_TEND_SECONDS if self._untended else None)
             return not self._stopping
 
     def _obey(self) -> None:

@@ -71,10 +71,16 @@ class Tiering:
     def tend(self) -> bool:
         """Do a piece of what can wait, for when nothing else is to be done; whether there is more of it."""
         self.offload.settle(self.stack.collect())
+        self.loads.reclaim()
         self.offload.flush()
         if self.audit.pending:
             self.audit.check_one()
         return self.audit.pending
+
+    @property
+    def settling(self) -> bool:
+        """Whether blocks are on their way to the tiers, wait for room there, or are a slow tier's to fill."""
+        return self.stack.storing or self.offload.dirty > 0 or self.loads.lost_blocks
 
     def drain(self, timeout: float) -> None:
         """Wait until what was published is in the tiers, dirty blocks too, at most so many seconds."""

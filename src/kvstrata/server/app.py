@@ -5,12 +5,13 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from kvstrata.server import cache_routes, generate, status
 from kvstrata.server.docs_page import docs_page
-from kvstrata.server.front import Front, line_of
+from kvstrata.server.front import METRICS_PATH, Front, line_of
+from kvstrata.server.metrics import CONTENT_TYPE, HttpCounts, Metrics
 from kvstrata.server.problems import ApiError, api_error
 from kvstrata.server.service import Service
 
@@ -29,6 +30,15 @@ def create_app(service: Service, version: str) -> ASGIApp:
     for part in (generate, status, cache_routes):
         app.include_router(part.router(service))
 
+    http = HttpCounts()
+    metrics = Metrics(service, http, version)
+
+    # No coroutine: it runs in a thread, beside the event loop.
+    @app.get(METRICS_PATH, tags=["status"], response_class=PlainTextResponse)
+    def prometheus() -> Response:
+        """Figures for Prometheus, in its text format."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return docs_page(app.openapi())
@@ -44,6 +54,8 @@ def create_app(service: Service, version: str) -> ASGIApp:
         max_body=service.config.max_body_bytes,
         body_timeout=service.config.body_timeout,
         clock=service.clock,
+        on_answered=http.add,
+        guards_metrics=service.guards_metrics,
     )
 
 

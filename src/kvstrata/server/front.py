@@ -18,7 +18,9 @@ from kvstrata.server.problems import ApiError
 from kvstrata.server.request_log import RequestLog
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/docs", "/openapi.json"))
-_QUIET_PATHS = frozenset(("/health", "/ready"))  # asked every few seconds; logged only where they fail
+METRICS_PATH = "/metrics"
+# Asked every few seconds; logged only where they fail.
+_QUIET_PATHS = frozenset(("/health", "/ready", METRICS_PATH))
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _LINGER = 1.0  # seconds to go on reading what is refused, so that the client gets to read the answer
 _LINE, _KEY, _SEND = "kvstrata.line", "kvstrata.key", "kvstrata.send"
@@ -100,7 +102,8 @@ def body_send(scope: Scope) -> Send:
 class Front:
     """An application with its log, keys and limits around it. max_body: bytes; body_timeout: seconds.
 
-    clock: the engine's, which times to the first token are measured by.
+    clock: the engine's, which times to the first token are measured by. on_answered: called with every
+    request's line. guards_metrics: /metrics needs the metrics key or the admin key.
     """
 
     def __init__(
@@ -112,6 +115,8 @@ class Front:
         max_body: int,
         body_timeout: float,
         clock: Callable[[], float],
+        on_answered: Callable[[RequestLine], None],
+        guards_metrics: bool,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -119,6 +124,8 @@ class Front:
         self._max_body = max_body
         self._body_timeout = body_timeout
         self._clock = clock
+        self._on_answered = on_answered
+        self._guards_metrics = guards_metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -138,6 +145,7 @@ class Front:
         try:
             await self._serve(scope, receive, noting, line)
         finally:
+            self._on_answered(line)
             if line.path not in _QUIET_PATHS or line.status >= 400:
                 self._log.write("request", **line.fields())
 
@@ -162,7 +170,19 @@ class Front:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, secret = header.decode("latin-1").partition(" ")
         key = self._keys.find(secret.strip()) if scheme.lower() == "bearer" else None
-        if key is None and self._keys.required and scope["path"] not in OPEN_PATHS:
+        is_metrics = scope["path"] == METRICS_PATH
+        needed = self._guards_metrics if is_metrics else self._keys.required
+        if scope["path"] in OPEN_PATHS:
+            return key
+        wrong_kind = key is not None and not key.admin and key.metrics != is_metrics
+        if key is not None and wrong_kind and (key.metrics or needed):
+            raise ApiError(
+                403,
+                f"the key {key.name!r} does not open this; {METRICS_PATH} takes the metrics key or the admin "
+                "key, all else the API keys",
+                code="wrong_kind_of_key",
+            )
+        if key is None and needed:
             raise ApiError(
                 401,
                 "the API key is wrong; send a header 'Authorization: Bearer KEY'"

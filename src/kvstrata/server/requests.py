@@ -240,10 +240,20 @@ class CompletionRequest(GenerationRequest):
         return [entry for entry in prompt if not isinstance(entry, int)]
 
 
+class ResetRequest(_Body):
+    """A body of `/v1/cache/reset`, if there is one. tiers: remove the model's blocks from the tiers too."""
+
+    tiers: bool | None = None
+
+
 class PinRequest(_Body):
     """A body of `/v1/cache/pin` and `/v1/cache/unpin`: a prompt, or messages, whose blocks are meant."""
 
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
+    key: str | None = Field(
+        None,
+        description="Name of the API key whose requests will find the blocks; by default the admin's own.",
+    )
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     ttl: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kvstrata.cache.stats import CacheStats
 from kvstrata.config import RequestOptions
 from kvstrata.engine.engine import Engine
 from kvstrata.engine.outputs import RequestOutput
@@ -24,6 +23,7 @@ from kvstrata.server.problems import ApiError
 from kvstrata.server.request_log import RequestLog
 from kvstrata.server.requests import GenerationRequest
 from kvstrata.server.settings import ServerConfig
+from kvstrata.server.tier_metrics import Named, named
 
 T = TypeVar("T")
 _TEXT_THREADS = 2
@@ -79,6 +79,11 @@ class Service:
         """Run something between two steps of the engine. Raises StoppedError."""
         return await asyncio.wrap_future(self.serving.call(function))
 
+    @property
+    def guards_metrics(self) -> bool:
+        """Whether /metrics needs the metrics key or the admin key."""
+        return not self.config.open_metrics and (self.keys.required or self.keys.has_metrics)
+
     def check_model(self, name: str | None) -> None:
         """Raise ApiError for another model than the one served."""
         if name is not None and name != self.served.name:
@@ -121,11 +126,13 @@ class Service:
                 code="context_length_exceeded",
             )
 
+    def salt(self, cache_salt: str, key: ApiKey | None) -> str:
+        """The salt that blocks of this key's requests are found under."""
+        return cache_salt if key is None or self.config.share_cache else key.salted(cache_salt)
+
     def options(self, body: GenerationRequest, key: ApiKey | None) -> RequestOptions:
         """How a request of this key is served: walled off from other keys, and fair to them."""
-        salt = body.cache_salt or ""
-        if key is not None and not self.config.share_cache:
-            salt = key.salted(salt)
+        salt = self.salt(body.cache_salt or "", key)
         return body.options(cache_salt=salt, user=(body.user or "") if key is None else key.name)
 
     def admit(self, key: str, count: int) -> Callable[[], None]:
@@ -144,9 +151,10 @@ class Service:
         self.prompt_tokens += result.usage.prompt_tokens
         self.cached_tokens.update(result.usage.cached_by_source)
 
-    async def cache_stats(self) -> CacheStats:
-        """The cache's counts between two steps. Raises StoppedError."""
-        return await self.on_engine_thread(self.engine.cache.stats)
+    def tier_stats(self, wait: float) -> Named:
+        """What the tiers tell, each in at most so many seconds, or told last; from any thread."""
+        tiering = self.engine.tiering
+        return [] if tiering is None else named(tiering.stack.stats(wait))
 
     def close(self) -> None:
         """Let go of the threads that turn texts into tokens."""

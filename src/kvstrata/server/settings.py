@@ -20,9 +20,10 @@ class ServerConfig:
 
     host, port: where to listen (port 0: any free one). served_model_name: the model's name in requests
         (None: the file's name). insecure: listen on other addresses than loopback without API keys.
-    api_key_file, admin_key_file: files with keys, see `keys`. share_cache: requests under different API keys
-        find each other's blocks. min_priority: least `priority` a request may ask for (None: 0 with an API
-        key, else anything).
+    api_key_file, admin_key_file, metrics_key_file: files with keys, see `keys`. open_metrics: /metrics needs
+        no key, whatever keys there are. show_prefixes: /v1/cache tells the first words of the prompts found
+        most often. share_cache: requests under different API keys find each other's blocks. min_priority:
+        least `priority` a request may ask for (None: 0 with an API key, else anything).
     tls_cert, tls_key: PEM files; with them the server speaks HTTPS only.
     max_body: most bytes of a request's body. body_timeout: seconds in which it has to arrive.
     max_prompt_tokens: most tokens of a prompt (None: what fits the model and the pool). max_n: most answers a
@@ -38,6 +39,9 @@ class ServerConfig:
     insecure: bool = False
     api_key_file: str | None = None
     admin_key_file: str | None = None
+    metrics_key_file: str | None = None
+    open_metrics: bool = False
+    show_prefixes: bool = False
     share_cache: bool = False
     min_priority: int | None = None
     tls_cert: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -139,32 +139,79 @@ class PoolUsage(TypedDict):
     free_blocks: int
     cached_blocks: int
     held_blocks: int
+    total_bytes: int
     evictions: dict[str, int]
+
+
+class TierUsageBody(TypedDict):
+    """What a tier below the pool holds, and has done since the server's start. state: of its breaker."""
+
+    name: str
+    state: str
+    used_bytes: int
+    capacity_bytes: int | None
+    blocks: int
+    stored_blocks: int
+    loaded_blocks: int
+    evictions: dict[str, int]
+
+
+class PrefixUsage(TypedDict):
+    """A prefix that requests found in the pool. first_words: only where the operator lets them be shown."""
+
+    key: str
+    tokens: int
+    hits: int
+    first_words: NotRequired[str]
 
 
 class CacheUsage(TypedDict):
     """The cache now, and since the server's start.
 
     usage: share of the pool's blocks that requests hold; filled: share that requests hold or that are cached.
-    hit_ratio: share of prompt tokens that were not computed (None: no request is finished yet).
+    hit_ratio: share of prompt tokens that were not computed (None: no request is finished yet);
+    recent_hit_ratio: of the last five minutes. eviction_rate: blocks a second, of the last minute.
+    thrashed_tokens: computed again soon after their eviction. top_prefixes: for the admin only where there
+    are API keys.
     """
 
     usage: float
     filled: float
     block_size: int
     pool: list[PoolUsage]
+    tiers: list[TierUsageBody]
     requests_running: int
     requests_waiting: int
     preemptions: int
     prompt_tokens: int
     cached_tokens: dict[str, int]
     hit_ratio: float | None
+    recent_hit_ratio: float
+    eviction_rate: float
+    thrashed_tokens: int
+    top_prefixes: NotRequired[list[PrefixUsage]]
 
 
-class Done(TypedDict):
-    """What a command to the cache did."""
+class ResetDone(TypedDict):
+    """The pool was cleared. tiers: whether the tiers were, too; silent: those of them that did not say so."""
 
     status: Literal["ok"]
+    tiers: bool
+    silent: list[str]
+
+
+class Pinned(TypedDict):
+    """tokens: how many of the prompt are kept, its full blocks at most."""
+
+    status: Literal["ok"]
+    tokens: int
+
+
+class Unpinned(TypedDict):
+    """found: whether there was such a pin."""
+
+    status: Literal["ok"]
+    found: bool
 
 
 class Live(TypedDict):

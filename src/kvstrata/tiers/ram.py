@@ -160,6 +160,7 @@ class RamTier:
                 evictions=Counter(self._index.evictions),
                 misses=counts.misses.copy(),
                 drops=counts.drops.copy(),
+                policy=self._index.policy_name,
             )
 
     def drain(self) -> None:

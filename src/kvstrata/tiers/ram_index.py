@@ -52,7 +52,7 @@ class RamIndex:
         self.used_bytes = 0
         self._arena = arena
         self._entries: dict[Address, Entry] = {}
-        self._policy_name = policy
+        self.policy_name = policy
         self._policies = [make_policy(policy, chained=each) for each in chained]
         self._chained = tuple(chained)
         self._quota = quota
@@ -194,7 +194,7 @@ class RamIndex:
         place = salt_of(entry.extras), address.group
         own = self._salted.get(place)
         if own is None:
-            own = make_policy(self._policy_name, chained=self._chained[address.group])
+            own = make_policy(self.policy_name, chained=self._chained[address.group])
             self._salted[place] = own
         return (policy, own)
 

@@ -227,28 +227,31 @@ class TierStack:
         """How quick loads of each tier were."""
         return [handle.loads.speed for handle in self._handles]
 
-    def stats(self) -> list[TierStats]:
-        """Figures of each tier."""
+    def stats(self, wait: float = _USAGE_SECONDS) -> list[TierStats]:
+        """Figures of each tier, from any thread.
+
+        wait: most seconds for each to tell what it holds; else it is what it told last.
+        """
         return [
             TierStats(
                 name=handle.name,
-                usage=self._usage(number, handle),
+                usage=self._usage(number, handle, wait),
                 state=handle.breaker.state,
                 trips=handle.breaker.trips,
                 load=handle.loads.speed,
                 store=handle.stores.speed,
                 queue_drops={
                     reason: count
-                    for (name, reason), count in self._queue.drops.items()
+                    for (name, reason), count in dict(self._queue.drops).items()
                     if name == handle.name
                 },
             )
             for number, handle in enumerate(self._handles)
         ]
 
-    def _usage(self, number: int, handle: TierHandle) -> TierUsage:
+    def _usage(self, number: int, handle: TierHandle, wait: float) -> TierUsage:
         """What a tier says of itself, or said last where it does not answer."""
-        self._usages[number] = _within(handle.post(handle.tier.usage), _USAGE_SECONDS) or self._usages[number]
+        self._usages[number] = _within(handle.post(handle.tier.usage), wait) or self._usages[number]
         return self._usages[number]
 
     def wait(self, timeout: float) -> None:

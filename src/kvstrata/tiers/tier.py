@@ -109,7 +109,7 @@ class TierUsage:
 
     records: of all fingerprints. evictions: by reason (`space`, `expired`, `quota`, `quarantined`,
     `replaced`, `deleted`). misses: loads that failed, by `MissReason`. drops: stores that were not kept, by
-    `DropReason`.
+    `DropReason`. policy: by which its blocks go when room is needed.
     """
 
     used_bytes: int = 0
@@ -124,6 +124,7 @@ class TierUsage:
     evictions: Counter[str] = field(default_factory=Counter)
     misses: Counter[str] = field(default_factory=Counter)
     drops: Counter[str] = field(default_factory=Counter)
+    policy: str = ""
 
 
 class Tier(Protocol):

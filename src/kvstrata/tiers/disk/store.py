@@ -176,6 +176,7 @@ class DiskStore:
                 evictions=self.space.evictions.copy(),
                 misses=self.totals.misses.copy(),
                 drops=self.totals.drops.copy(),
+                policy=self.options.policy,
             )
 
     def close_files(self) -> None:

@@ -1,0 +1,99 @@
+"""Metrics of the tiers below the pool; a server without tiers has none of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import get_args
+
+from prometheus_client.core import Metric
+
+from kvstrata.engine.tiering import Tiering
+from kvstrata.server.families import counters, gauges
+from kvstrata.tiers.stack import TierStats
+from kvstrata.tiers.tier import MissReason
+
+# Of the reasons why a load misses, those that do not mean that what was there is not what it should be.
+_NOT_THERE = frozenset(("absent", "expired", "io_error", "closed"))
+_VERIFICATION = tuple(reason for reason in get_args(MissReason) if reason not in _NOT_THERE)
+_STATES = ("closed", "half-open", "open")
+
+Named = Sequence[tuple[str, TierStats]]
+
+
+def named(stats: Sequence[TierStats]) -> list[tuple[str, TierStats]]:
+    """Tiers by names that differ: a second disk is `disk-2`."""
+    seen: Counter[str] = Counter()
+    found = []
+    for each in stats:
+        seen[each.name] += 1
+        found.append((each.name if seen[each.name] == 1 else f"{each.name}-{seen[each.name]}", each))
+    return found
+
+
+_Figure = tuple[str, str, Callable[[TierStats], float]]
+_COUNTERS: tuple[_Figure, ...] = (
+    ("tier_stores", "Blocks stored.", lambda s: s.usage.stores),
+    ("tier_loads", "Blocks loaded and verified.", lambda s: s.usage.loads),
+    ("tier_stored_bytes", "Bytes stored.", lambda s: s.usage.stored_bytes),
+    ("tier_loaded_bytes", "Bytes loaded.", lambda s: s.usage.loaded_bytes),
+    ("tier_store_seconds", "Seconds that stores took.", lambda s: s.usage.store_seconds),
+    ("tier_load_seconds", "Seconds that loads took.", lambda s: s.usage.load_seconds),
+    ("tier_breaker_trips", "Times that a tier was left alone for failing.", lambda s: s.trips),
+)
+
+
+def tier_metrics(tiering: Tiering, tiers: Named) -> Iterator[Metric]:
+    """The families of some tiers."""
+    yield gauges("tier_usage_bytes", "Bytes used.", ("tier",), (((n,), s.usage.used_bytes) for n, s in tiers))
+    yield gauges(
+        "tier_capacity_bytes",
+        "Most bytes.",
+        ("tier",),
+        (((n,), s.usage.capacity_bytes) for n, s in tiers if s.usage.capacity_bytes is not None),
+    )
+    yield gauges("tier_records", "Blocks held.", ("tier",), (((n,), s.usage.records) for n, s in tiers))
+    yield gauges(
+        "tier_state",
+        "1 for the state that a tier's breaker is in; open: it is left alone.",
+        ("tier", "state"),
+        (((n, state), float(s.state == state)) for n, s in tiers for state in _STATES),
+    )
+    for name, text, figure in _COUNTERS:
+        yield counters(name, text, ("tier",), [((n,), figure(s)) for n, s in tiers])
+    yield counters(
+        "tier_verification_failures",
+        "Blocks that were not what they should be, removed and not served, by reason.",
+        ("tier", "reason"),
+        (((n, reason), s.usage.misses[reason]) for n, s in tiers for reason in _VERIFICATION),
+    )
+    yield counters(
+        "tier_load_misses",
+        "Blocks that were found and could not be had, by reason.",
+        ("tier", "reason"),
+        (((n, reason), s.usage.misses[reason]) for n, s in tiers for reason in sorted(_NOT_THERE)),
+    )
+    yield counters(
+        "tier_queue_drops",
+        "Blocks on their way to a tier that it did not get, or did not keep, by reason.",
+        ("tier", "reason"),
+        (((n, reason), count) for n, s in tiers for reason, count in _drops(s).items()),
+    )
+    audit = tiering.audit.counts
+    outcomes = (("checked", audit.checked), ("mismatches", audit.mismatches), ("skipped", audit.skipped))
+    yield counters(
+        "audit_blocks",
+        "Loaded blocks computed again and compared, by outcome; mismatches are among the checked.",
+        ("outcome",),
+        [((outcome,), count) for outcome, count in outcomes],
+    )
+    yield gauges(
+        "tier_unstored_blocks",
+        "Blocks of the pool that no tier has had room for yet.",
+        (),
+        [((), tiering.offload.dirty)],
+    )
+
+
+def _drops(stats: TierStats) -> dict[str, int]:
+    return {"queue_full": 0, "unavailable": 0, **stats.queue_drops}
