@@ -9,76 +9,18 @@ import torch
 from torch import Tensor
 
 from kvstrata import kernels
-from kvstrata.cache.formats import format_named
-from kvstrata.cache.layout import BlockLayout, LayerGroup
-from kvstrata.cache.pool import BlockPool
 from kvstrata.kernels import kv_formats, reference, written_order
 from tests.kernels.native import everywhere, needs_native, same_bits, threads
+from tests.kernels.quantised_pool import LAYER, Case
 
 ops = torch.ops.kvstrata
 FORMATS = ("fp8_e4m3", "int8", "int4")
 HEAD_DIMS = (8, 24, 40, 64, 80, 96, 128, 256)
-LAYER = 1
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
-
-
-class Case:
-    """One sequence in shuffled blocks of a pool whose every other byte makes a NaN."""
-
-    def __init__(
-        self, fmt: str, length: int, *, head_dim: int = 64, block_size: int = 16, kv_heads: int = 2
-    ) -> None:
-        layout = BlockLayout(LayerGroup((0, 1, 2), kv_heads, head_dim), format_named(fmt), block_size)
-        num_blocks = -(-length // block_size) + 2
-        self.pool = BlockPool(layout, num_blocks, "cpu")
-        for block in range(num_blocks):
-            self.pool.payload(block).fill_(0xFF)
-        self.table = torch.randperm(num_blocks).int()[None, : num_blocks - 2]
-        self.key = torch.randn(length, kv_heads, head_dim)
-        self.value = torch.randn(length, kv_heads, head_dim)
-        positions = torch.arange(length)
-        self.slots = self.table[0, positions // block_size].long() * block_size + positions % block_size
-        self.scale = head_dim**-0.5
-        self.length = length
-
-    def write(self) -> None:
-        ops.write_kv(self.pool.kv, LAYER, self.key, self.value, self.slots, self.pool.scales)
-
-    def stored(self, part: int) -> tuple[Tensor, Tensor]:
-        """Codes and scales of all tokens, in order."""
-        size = self.pool.layout.block_size
-        blocks, offsets = self.slots // size, self.slots % size
-        kv, scales = self.pool.kv, self.pool.scales
-        assert scales is not None
-        codes = kv.view(torch.uint8)[blocks, LAYER, part, :, offsets].view(kv.dtype)
-        return codes, scales[blocks, LAYER, part, :, offsets]
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values as attention sees them; int4 keys are rotated."""
-        key, value = (kv_formats.dequantise(*self.stored(part)) for part in (0, 1))
-        return key, value
-
-    def attend(self, query: Tensor, length: int, window: int = 0) -> Tensor:
-        starts, lens = torch.tensor([0, len(query)]).int(), torch.tensor([length]).int()
-        return ops.paged_attention(
-            query, self.pool.kv, LAYER, self.table, starts, lens, self.scale, window, self.pool.scales
-        )
-
-    def expected(self, query: Tensor, window: int = 0) -> Tensor:
-        """Of the last rows, in float64 over what the pool holds."""
-        keys, values = (x.double().repeat_interleave(query.shape[1] // x.shape[1], 1) for x in self.read())
-        if self.pool.kv.dtype == torch.uint8:
-            query = kv_formats.rotate(query)
-        positions = torch.arange(self.length - len(query), self.length).unsqueeze(1)
-        seen = torch.arange(self.length) <= positions
-        if window:
-            seen &= torch.arange(self.length) > positions - window
-        scores = torch.einsum("qhd,khd->hqk", query.double(), keys) * self.scale
-        return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), values)
 
 
 @pytest.mark.parametrize("size", [2, 8, 12, 20, 24, 40, 64, 80, 96, 128, 256])
@@ -114,75 +56,6 @@ def test_native_codes_and_scales_are_those_of_the_specification(fmt: str, head_d
     # NaNs of a scale may carry other bits; nothing else may differ.
     both_nan = (is_nan[0] & is_nan[1]).repeat_interleave(2)
     assert not (differs & ~both_nan).any()
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("kind", ["zero", "three", "constant channel", "outlier channel", "tiny", "offset"])
-def test_nothing_is_read_further_than_half_a_step_away(fmt: str, kind: str) -> None:
-    case = Case(fmt, 50)
-    for x in (case.key, case.value):
-        if kind == "zero":
-            x.zero_()
-        elif kind == "three":
-            x.fill_(3.0)
-        elif kind == "constant channel":
-            x[..., 5] = 2.0
-        elif kind == "outlier channel":
-            x[..., 5] *= 1000.0
-        elif kind == "tiny":
-            x.mul_(1e-6)
-        else:
-            x.add_(100.0)
-    case.write()
-    for part, (x, read) in enumerate(zip((case.key, case.value), case.read(), strict=True)):
-        scales = case.stored(part)[1].float()
-        assert scales.isfinite().all()
-        error = (read - (kv_formats.rotate(x) if fmt == "int4" and part == 0 else x)).abs()
-        if fmt == "int4":
-            steps = scales[..., ::2].repeat_interleave(32, dim=-1)
-        elif fmt == "int8":
-            steps = scales
-        else:  # e4m3 has 3 bits of mantissa, and steps of 2^-9 at the bottom
-            steps = torch.maximum(2.0 * x.abs() / 16, scales * 2**-9)
-        assert (error <= steps / 2 * (1 + 1e-4) + 1e-7 * x.abs()).all(), kind
-
-
-def test_fp8_saturates_at_448_and_keeps_finite_numbers_finite() -> None:
-    case = Case("fp8_e4m3", 6, kv_heads=1)
-    case.value.zero_()
-    case.value[:, 0, 0] = torch.tensor([448.0, 464.0, 465.0, 1000.0, torch.inf, torch.nan])
-    case.value[:, 0, 1] = -1.0
-    case.write()
-    codes, scales = case.stored(1)
-    read = case.read()[1][:, 0]
-    assert codes.float()[:5, 0, 0].tolist() == [448.0] * 4 + [448.0]
-    assert scales.isfinite().all()
-    torch.testing.assert_close(read[:4, 0], case.value[:4, 0, 0], rtol=0.01, atol=0)
-    assert read[4, 0] == 448.0 * scales[4, 0, 0].float()
-    assert read[5, 0].isnan()
-    assert read[:, 1:].isfinite().all()
-    torch.testing.assert_close(read[4:, 1], torch.tensor([-1.0, -1.0]), rtol=0.01, atol=0)
-
-
-@pytest.mark.parametrize("value", [464.0, 465.0, 1000.0, 3e38, torch.inf])
-def test_fp8_codes_saturate_whatever_the_scale(value: float) -> None:
-    x = torch.zeros(1, 8)
-    x[0, 0], x[0, 1] = value, -value
-    codes, scales = kv_formats.quantise(x, torch.float8_e4m3fn, key=True)
-    assert codes.float()[0, :2].tolist() == [448.0, -448.0]
-    assert scales.isfinite().all()
-
-
-@pytest.mark.parametrize("fmt", ["int8", "int4"])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_integers_pass_on_what_is_not_finite(fmt: str, bad: float) -> None:
-    case = Case(fmt, 4)
-    case.value[2, 1, 7] = bad
-    case.write()
-    read = case.read()[1]
-    assert read[2, 1, :32].isnan().all()
-    assert read[[0, 1, 3]].isfinite().all()
-    assert read[2, 0].isfinite().all()
 
 
 @needs_native
@@ -291,18 +164,6 @@ def test_rope_write_kv_writes_what_its_steps_write(fmt: str) -> None:
     assert same_bits(query, ops.rope(heads[:, :4], angles.cos(), angles.sin()))
     stored = [x for part in (0, 1) for x in case.stored(part)]
     assert all(same_bits(a, b) for a, b in zip(expected, stored, strict=True))
-
-
-def test_rotation_makes_int4_keys_with_an_outlier_channel_far_better() -> None:
-    key = torch.randn(200, 2, 64)
-    key[..., 5] += 30.0
-    query = torch.randn(200, 2, 64)
-    exact = (query * key).sum(-1)
-    turned = kv_formats.dequantise(*kv_formats.quantise(key, torch.uint8, key=True))
-    plain = kv_formats.dequantise(*kv_formats.quantise(key, torch.uint8, key=False))
-    with_rotation = ((kv_formats.rotate(query) * turned).sum(-1) - exact).square().mean().sqrt()
-    without = ((query * plain).sum(-1) - exact).square().mean().sqrt()
-    assert with_rotation < 0.8 * without
 
 
 @pytest.mark.parametrize("backend", ["native", "reference"])

@@ -36,8 +36,8 @@ def fmt(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def prompt(model: RealModel, length: int) -> list[int]:
-    return model.tokenizer.encode(TEXT)[:length]
+def prompt(model: RealModel, length: int, start: int = 0) -> list[int]:
+    return model.tokenizer.encode(TEXT)[start : start + length]
 
 
 def serve(
@@ -62,7 +62,7 @@ def cold(model: RealModel, fmt: str, ids: list[int]) -> list[object]:
 
 
 def test_in_a_batch_and_in_chunks(model: RealModel, fmt: str) -> None:
-    asked = {str(n): prompt(model, 40 + 31 * n) for n in range(5)}
+    asked = {str(n): prompt(model, 40 + 31 * n, start=29 * n) for n in range(5)}
     results = serve(model.engine(kv_dtype=fmt, token_budget=17), asked)
     for name in ("0", "4"):
         assert bits(results[name]) == cold(model, fmt, asked[name])
@@ -100,7 +100,7 @@ def test_with_blocks_from_a_tier(model: RealModel, fmt: str, kind: str, tmp_path
 
 
 def test_after_preemption(model: RealModel, fmt: str) -> None:
-    asked = {str(n): prompt(model, 60 + n) for n in range(4)}
+    asked = {str(n): prompt(model, 60 + n, start=29 * n) for n in range(4)}
     longer = SamplingParams(temperature=0, max_tokens=30, logprobs=3, ignore_eos=True)
     results = serve(model.engine(kv_dtype=fmt, blocks=16), asked, longer)
     assert sum(r.timings.preemptions for r in results.values()) > 0
