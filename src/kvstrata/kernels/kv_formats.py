@@ -126,14 +126,15 @@ def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
     for group, start in enumerate(range(0, head_dim, INT4_GROUP)):
         packed = codes[..., start // 2 : (start + INT4_GROUP) // 2]
         unpacked = torch.cat((packed & 15, packed >> 4), dim=-1).double()
-        scale, minimum = scales[..., 2 * group : 2 * group + 2].double().split(1, dim=-1)
+        scale, minimum = scales[..., 2 * group : 2 * group + 2].double().chunk(2, dim=-1)
         groups.append(unpacked * scale + minimum)  # exact in float64: one rounding, as a fused multiply-add
     return torch.cat(groups, dim=-1).float()
 
 
 def _quantise_int4(x: Tensor) -> tuple[Tensor, Tensor]:
     packed, scales = [], []
-    for group in x.split(INT4_GROUP, dim=-1):
+    for start in range(0, x.shape[-1], INT4_GROUP):
+        group = x[..., start : start + INT4_GROUP]
         low, high = group.aminmax(dim=-1, keepdim=True)
         finite = group.isfinite().all(dim=-1, keepdim=True)
         minimum = _fp16_below(low.clamp(-_FP16_MAX, _FP16_MAX))
