@@ -38,6 +38,15 @@ struct Bf16 {
 struct Fp16 {
   uint16_t bits;
 };
+struct Int8 {
+  static constexpr float kUnit = 1.0f;
+  int8_t code;
+};
+// e4m3, loaded as its value / kUnit: then binary16 with a shifted exponent holds it.
+struct Fp8 {
+  static constexpr float kUnit = 256.0f;
+  uint8_t bits;
+};
 
 #if defined(KVSTRATA_ISA_AVX512)
 #include "simd_avx512.h"

@@ -43,6 +43,31 @@ inline F16 load(const Fp16* p) {
   const __m128i* h = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
 }
+inline F16 load(const Int8* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+}
+inline F16 load(const Fp8* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+  const __m256i sign = _mm256_slli_epi16(_mm256_srli_epi16(wide, 7), 15);
+  const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+  const __m256i finite = _mm256_slli_epi16(magnitude, 7);
+  const __m256i half = _mm256_or_si256(_mm256_blendv_epi8(finite, _mm256_set1_epi16(0x7e00), nan), sign);
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
+}
+// fma(code, scale, minimum) of the low or the high nibbles of 16 bytes.
+inline F16 nibbles(const uint8_t* p, bool high, float scale, float minimum) {
+  __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  if (high) bytes = _mm_srli_epi16(bytes, 4);
+  bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
+  const __m256 low = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+  const __m256 rest = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)));
+  const __m256 factor = _mm256_set1_ps(scale);
+  const __m256 least = _mm256_set1_ps(minimum);
+  return {_mm256_fmadd_ps(low, factor, least), _mm256_fmadd_ps(rest, factor, least)};
+}
 inline __m256i round_bf16(__m256 a) {
   const __m256i bits = _mm256_castps_si256(a);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

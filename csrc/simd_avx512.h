@@ -21,6 +21,27 @@ inline F16 load(const Bf16* p) { return widen_bf16(_mm256_loadu_si256(reinterpre
 inline F16 load(const Fp16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline F16 load(const Int8* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline F16 load(const Fp8* p) {
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+  const __m256i sign = _mm256_slli_epi16(_mm256_srli_epi16(wide, 7), 15);
+  const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
+  const __m256i finite = _mm256_slli_epi16(magnitude, 7);
+  const __m256i half = _mm256_mask_mov_epi16(finite, nan, _mm256_set1_epi16(0x7e00));
+  return {_mm512_cvtph_ps(_mm256_or_si256(half, sign))};
+}
+// fma(code, scale, minimum) of the low or the high nibbles of 16 bytes; a table of the 16 values is looked up, by the
+// four lowest bits of an index.
+inline F16 nibbles(const uint8_t* p, bool high, float scale, float minimum) {
+  const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512 table = _mm512_fmadd_ps(codes, _mm512_set1_ps(scale), _mm512_set1_ps(minimum));
+  __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  if (high) bytes = _mm512_srli_epi32(bytes, 4);
+  return {_mm512_permutexvar_ps(bytes, table)};
+}
 inline void store(Bf16* p, F16 a) {
   const __m512i bits = _mm512_castps_si512(a.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

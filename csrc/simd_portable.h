@@ -73,6 +73,26 @@ inline F16 load(const Fp16* p) {
   for (int i = 0; i < 16; ++i) r.v[i] = from_fp16(p[i].bits);
   return r;
 }
+inline F16 load(const Int8* p) {
+  F16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = static_cast<float>(p[i].code);
+  return r;
+}
+inline F16 load(const Fp8* p) {
+  F16 r;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t magnitude = p[i].bits & 0x7fu;
+    const uint32_t half = magnitude == 0x7fu ? 0x7e00u : magnitude << 7;
+    r.v[i] = from_fp16(static_cast<uint16_t>(half | static_cast<uint32_t>(p[i].bits >> 7) << 15));
+  }
+  return r;
+}
+// fma(code, scale, minimum) of the low or the high nibbles of 16 bytes.
+inline F16 nibbles(const uint8_t* p, bool high, float scale, float minimum) {
+  F16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = fmaf(static_cast<float>(high ? p[i] >> 4 : p[i] & 15), scale, minimum);
+  return r;
+}
 inline void store(Bf16* p, F16 a) {
   for (int i = 0; i < 16; ++i) p[i].bits = to_bf16(a.v[i]);
 }

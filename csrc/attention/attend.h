@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/attention.h"
+#include "rotate.h"
 #include "simd.h"
 
 #include "attention/format.h"
@@ -21,6 +22,8 @@ struct Scratch {
   float* sum;     // [padded rows]
   float* scores;  // [kStrip, kTile]
   float* tile;    // [kStrip, dim]
+  float* key_scales;    // [kTile, scales a vector]
+  float* value_scales;  // [kTile, scales a vector]
 };
 
 inline Scratch carve(const AttentionArgs& args, const AttentionItem& item, float* p) {
@@ -37,6 +40,8 @@ inline Scratch carve(const AttentionArgs& args, const AttentionItem& item, float
   s.scores = s.tile + kStrip * dim;
   s.max = s.scores + kStrip * kTile;
   s.sum = s.max + rows;
+  s.key_scales = s.sum + rows;
+  s.value_scales = s.key_scales + kTile * scales_per_vector(args.kv.type, args.head_dim);
   return s;
 }
 
@@ -98,13 +103,18 @@ template <class Format, int D>
 inline void load_tile(const AttentionArgs& args, const Place* places, int head, int lo, int hi,
                       const Scratch& scratch) {
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
+  const int count = Format::kScaled ? scales_per_vector(args.kv.type, args.head_dim) : 0;
   for (int c = lo / 16; c * 16 < hi; ++c) {
     for (int d = 0; d < dim; d += 16) {
       F16 square[16];
       for (int i = 0; i < 16; ++i) {
         const int j = c * 16 + i;
-        square[i] = j >= lo && j < hi ? load_part<Format, D>(Format::row(args.kv, places[j], kKey, head), d, args.head_dim)
-                                        : zero();
+        if (j >= lo && j < hi) {
+          const auto row = Format::row(args.kv, places[j], Part::key, head, scratch.key_scales + j * count);
+          square[i] = Format::template part<D>(row, d, args.head_dim);
+        } else {
+          square[i] = zero();
+        }
       }
       transpose16(square);
       float* keys = scratch.keys + (c * dim + d) * 16;
@@ -112,33 +122,34 @@ inline void load_tile(const AttentionArgs& args, const Place* places, int head, 
     }
   }
   for (int j = lo; j < hi; ++j) {
-    const typename Format::Row row = Format::row(args.kv, places[j], kValue, head);
+    const auto row = Format::row(args.kv, places[j], Part::value, head, scratch.value_scales + j * count);
     for (int d = 0; d < dim; d += 16) {
-      store(scratch.values + j * dim + d, load_part<Format, D>(row, d, args.head_dim));
+      store(scratch.values + j * dim + d, Format::template part<D>(row, d, args.head_dim));
     }
   }
 }
 
 // Scores of a strip, four rows at a time.
 template <class Format, int D>
-inline void strip_direct_scores(const AttentionArgs& args, const Place* places, Upcoming upcoming, int head, int rows,
-                                int lo, int hi, const float* query, float* scores) {
+inline void strip_direct_scores(const AttentionArgs& args, const Place* places, const float* key_scales,
+                                Upcoming upcoming, int head, int rows, int lo, int hi, const float* query,
+                                float* scores) {
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
   for (int r = 0; r < rows; r += 4) {
     const float* q = query + r * dim;
     float* s = scores + r * kTile;
     switch (rows - r) {
       case 1:
-        direct_scores<Format, D, 1>(args, places, upcoming, head, lo, hi, q, s);
+        direct_scores<Format, D, 1>(args, places, key_scales, upcoming, head, lo, hi, q, s);
         break;
       case 2:
-        direct_scores<Format, D, 2>(args, places, upcoming, head, lo, hi, q, s);
+        direct_scores<Format, D, 2>(args, places, key_scales, upcoming, head, lo, hi, q, s);
         break;
       case 3:
-        direct_scores<Format, D, 3>(args, places, upcoming, head, lo, hi, q, s);
+        direct_scores<Format, D, 3>(args, places, key_scales, upcoming, head, lo, hi, q, s);
         break;
       default:
-        direct_scores<Format, D, 4>(args, places, upcoming, head, lo, hi, q, s);
+        direct_scores<Format, D, 4>(args, places, key_scales, upcoming, head, lo, hi, q, s);
     }
     upcoming.hi = 0;  // the first rows have brought it
   }
@@ -178,11 +189,14 @@ inline void begin_item(const AttentionArgs& args, const AttentionItem& item, con
   const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
   const int padded = padded_rows(args.heads_per_kv, item);
+  const bool rotated = args.kv.type == KvType::int4;  // as the keys are
   float* query = scratch.query;
   for (int h = 0; h < item.num_kv_heads; ++h) {
     for (int r = 0; r < padded; ++r, query += dim) {
       memset(query, 0, sizeof(float) * dim);
-      if (r < rows) memcpy(query, query_row(args, item, item.kv_head + h, r), sizeof(float) * args.head_dim);
+      if (r >= rows) continue;
+      memcpy(query, query_row(args, item, item.kv_head + h, r), sizeof(float) * args.head_dim);
+      if (rotated) rotate(query, args.head_dim);
     }
   }
   const int all = item.num_kv_heads * padded;
@@ -234,15 +248,17 @@ inline void attend_tile(const AttentionArgs& args, const AttentionItem& item, in
     if (visible.any()) {
       const float* query = scratch.query + (state + first) * dim;
       if (direct) {
-        strip_direct_scores<Format, D>(args, places, upcoming, head, count, visible.lowest, visible.highest, query,
-                                       scratch.scores);
+        strip_direct_scores<Format, D>(args, places, scratch.key_scales, upcoming, head, count, visible.lowest,
+                                       visible.highest, query, scratch.scores);
       } else {
-        tile_scores<D>(query, count, scratch.keys, visible.lowest / 16, (visible.highest + 15) / 16, dim, args.scale,
-                       scratch.scores);
+        tile_scores<D, Format::kFolded>(query, count, scratch.keys, scratch.key_scales, visible.lowest / 16,
+                                        (visible.highest + 15) / 16, dim, args.scale, scratch.scores);
       }
       soften(visible, count, scratch.scores, m, l);
+      if constexpr (Format::kFolded) scale_weights(visible, count, scratch.value_scales, scratch.scores);
       if (direct) {
-        const DirectValues<Format, D> source{args.kv, places, upcoming, head, args.head_dim};
+        const DirectValues<Format, D> source{args.kv, places, scratch.value_scales, upcoming, head, args.head_dim,
+                                             scales_per_vector(args.kv.type, args.head_dim)};
         strip_values<DirectValues<Format, D>, D>(source, visible, count, scratch.scores, dim, scratch.tile);
       } else {
         const TileValues source{scratch.values, dim};
@@ -286,6 +302,10 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, const Att
       const bool last = head + 1 == item.kv_head + item.num_kv_heads;
       const Upcoming upcoming = last ? Upcoming{following.places, following.lo, following.hi, following_head}
                                      : Upcoming{here.places, here.lo, here.hi, head + 1};
+      if constexpr (Format::kScaled) {
+        load_scales<Format>(args.kv, here.places, Part::key, head, here.lo, here.hi, scratch.key_scales);
+        load_scales<Format>(args.kv, here.places, Part::value, head, here.lo, here.hi, scratch.value_scales);
+      }
       if (!direct) load_tile<Format, D>(args, here.places, head, here.lo, here.hi, scratch);
       attend_tile<Format, D>(args, item, tile, head, here.places, upcoming, scratch, partial);
     }
@@ -333,6 +353,12 @@ void attend(const AttentionArgs& args, const AttentionItem& item, const Attentio
       return attend_format<Plain<Bf16>>(args, item, next, scratch);
     case KvType::float16:
       return attend_format<Plain<Fp16>>(args, item, next, scratch);
+    case KvType::float8_e4m3:
+      return attend_format<Coded<Fp8>>(args, item, next, scratch);
+    case KvType::int8:
+      return attend_format<Coded<Int8>>(args, item, next, scratch);
+    case KvType::int4:
+      return attend_format<FourBits>(args, item, next, scratch);
   }
 }
 

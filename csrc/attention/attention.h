@@ -13,16 +13,43 @@ constexpr int kStrip = 16;
 // Up to so many rows read K and V in place; more share a tile converted once. The bits are the same.
 constexpr int kDirectRows = 16;
 
-enum class KvType : int { float32, bfloat16, float16 };
+enum class KvType : int { float32, bfloat16, float16, float8_e4m3, int8, int4 };
 
-// One layer of a pool. Strides in bytes.
+// Which of a token's two vectors.
+enum class Part : int { key = 0, value = 1 };
+
+// Elements that share a scale and a minimum in an int4 pool.
+constexpr int kInt4Group = 32;
+
+// 16-bit scales of one vector: what int8 and fp8 fold into a score or a weight, and a scale and a minimum for each
+// group of int4.
+static inline int scales_per_vector(KvType type, int64_t head_dim) {
+  switch (type) {
+    case KvType::float8_e4m3:
+    case KvType::int8:
+      return 1;
+    case KvType::int4:
+      return static_cast<int>((head_dim + kInt4Group - 1) / kInt4Group * 2);
+    default:
+      return 0;
+  }
+}
+
+// One layer of a pool. Strides in bytes. The scales of a block lie in it: scale_offset from its first vector of this
+// layer, those of a KV head's tokens side by side.
 struct KvView {
   const uint8_t* base;
   int64_t block_stride;
   int64_t part_stride;  // from K to V
   int64_t head_stride;
   int64_t token_stride;
+  int64_t scale_offset;
+  int64_t scale_part_stride;
+  int64_t scale_head_stride;
   int block_size;
+  int num_kv_heads;
+  int head_dim;
+  int vector_bytes;
   KvType type;
 };
 
@@ -80,10 +107,11 @@ inline int padded_rows(int heads_per_kv, const AttentionItem& item) {
 }
 
 // Floats of scratch that an item with at most `padded` rows of state needs.
-inline int64_t scratch_floats(int64_t padded, int64_t head_dim) {
+inline int64_t scratch_floats(int64_t padded, int64_t head_dim, int scales) {
   const int64_t dim = padded_dim(head_dim);
   return 2 * kTile * dim           // K and V of a tile
          + 2 * padded * dim        // queries, accumulators
+         + 2 * kTile * scales      // of K and V of a tile
          + 2 * padded              // maxima, sums
          + kStrip * (kTile + dim)  // scores, one tile's accumulators
          + 16;                     // alignment

@@ -47,11 +47,12 @@ std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at:
 
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
                            const at::Tensor& block_tables, const at::Tensor& query_starts,
-                           const at::Tensor& context_lens, double scale, int64_t window) {
+                           const at::Tensor& context_lens, double scale, int64_t window,
+                           const std::optional<at::Tensor>& scales) {
   AttentionArgs args{};
-  args.kv = kv_view(kOp, kv, layer);
-  const int64_t num_kv_heads = kv.size(3);
-  const int64_t head_dim = kv.size(5);
+  args.kv = kv_view(kOp, kv, scales, layer);
+  const int64_t num_kv_heads = args.kv.num_kv_heads;
+  const int64_t head_dim = args.kv.head_dim;
   check_dtype(kOp, "query", query, at::kFloat);
   check_shape(kOp, "query", query, {"num_tokens", "num_heads", head_dim});
   check_dense_rows(kOp, "query", query);
@@ -87,7 +88,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
                                             args.head_dim, args.window, at::get_num_threads());
   const int64_t num_items = static_cast<int64_t>(plan.items.size());
   const int64_t threads = useful_threads(plan.cost, num_items);
-  const int64_t scratch_size = scratch_floats(plan.max_rows, head_dim);
+  const int64_t scratch_size = scratch_floats(plan.max_rows, head_dim, scales_per_vector(args.kv.type, head_dim));
   const at::Tensor scratch = at::empty({threads * scratch_size + plan.partial_floats}, query.options());
   float* memory = scratch.data_ptr<float>();
   args.partials = memory + threads * scratch_size;

@@ -1,7 +1,9 @@
 // The products of attention over one tile: scores (query times keys) and values weighted by probabilities.
 //
 // Written order. A score is 16 interleaved partial sums over head_dim (lane l takes d = l, 16 + l, ...: the
-// first term a product, the rest fused multiply-adds in increasing d), combined by the tree. A weighted value
+// first term a product, the rest fused multiply-adds in increasing d), combined by the tree, times its key's scale
+// where the format folds scales, times args.scale. A weight is its probability, times its value's scale where the
+// format folds scales; the sum of probabilities is taken before. A weighted value
 // is folded from +0 over the visible tokens in increasing order by fused multiply-adds.
 // The direct forms put d on the vector's lanes, the tile forms put tokens there: the same sums either way.
 #pragma once
@@ -48,16 +50,20 @@ KVSTRATA_INLINE Rows<R> dots(const float* query, const float* keys, int padded) 
 
 // scores [kStrip, kTile] of a strip against the vectors [first, end) of 16 tokens of a tile's keys
 // [4, dim, 16].
-template <int D>
-inline void tile_scores(const float* query, int rows, const float* keys, int first, int end, int padded,
-                        float scale, float* scores) {
+template <int D, bool FOLDED>
+inline void tile_scores(const float* query, int rows, const float* keys, const float* key_scales, int first, int end,
+                        int padded, float scale, float* scores) {
   const int dim = D > 0 ? D : padded;
   const F16 factor = set1(scale);
   for (int c = first; c < end; ++c) {
     const float* tokens = keys + c * 16 * dim;
     for (int r = 0; r < rows; r += kScoreRows) {  // the strip is padded: rows past the last are unused
       const Rows<kScoreRows> sums = dots<0, 1, kScoreRows, D>(query + r * dim, tokens, padded);
-      for (int i = 0; i < kScoreRows; ++i) store(scores + (r + i) * kTile + c * 16, sums.v[i] * factor);
+      for (int i = 0; i < kScoreRows; ++i) {
+        F16 sum = sums.v[i];
+        if constexpr (FOLDED) sum = sum * load(key_scales + c * 16);
+        store(scores + (r + i) * kTile + c * 16, sum * factor);
+      }
     }
   }
 }
@@ -73,10 +79,11 @@ struct Upcoming {
 
 // scores [R, kTile] of R rows against the tokens [lo, hi) of a tile, keys read in place.
 template <class Format, int D, int R>
-inline void direct_scores(const AttentionArgs& args, const Place* places, const Upcoming& upcoming, int head, int lo,
-                          int hi, const float* query, float* scores) {
+inline void direct_scores(const AttentionArgs& args, const Place* places, const float* key_scales,
+                          const Upcoming& upcoming, int head, int lo, int hi, const float* query, float* scores) {
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
   const F16 factor = set1(args.scale);
+  const int count = Format::kScaled ? scales_per_vector(args.kv.type, args.head_dim) : 0;
   for (int c = lo / 16; c * 16 < hi; ++c) {
     F16 sums[R][16];
     const int begin = c * 16 > lo ? c * 16 : lo;
@@ -87,21 +94,25 @@ inline void direct_scores(const AttentionArgs& args, const Place* places, const 
       }
     }
     for (int j = begin; j < end; ++j) {
-      const typename Format::Row row = Format::row(args.kv, places[j], kKey, head);
+      const typename Format::Row row = Format::row(args.kv, places[j], Part::key, head, key_scales + j * count);
       if (j >= upcoming.lo && j < upcoming.hi) {
-        Format::template prefetch<D>(Format::row(args.kv, upcoming.places[j], kKey, upcoming.head), args.head_dim);
+        fetch_vector<Format, D>(args.kv, upcoming.places[j], Part::key, upcoming.head);
       }
       F16 sum[R];
-      const F16 first = load_part<Format, D>(row, 0, args.head_dim);
+      const F16 first = Format::template part<D>(row, 0, args.head_dim);
       for (int r = 0; r < R; ++r) sum[r] = load(query + r * dim) * first;
 #pragma GCC unroll 8
       for (int d = 16; d < dim; d += 16) {
-        const F16 key = load_part<Format, D>(row, d, args.head_dim);
+        const F16 key = Format::template part<D>(row, d, args.head_dim);
         for (int r = 0; r < R; ++r) sum[r] = fma(load(query + r * dim + d), key, sum[r]);
       }
       for (int r = 0; r < R; ++r) sums[r][j - c * 16] = sum[r];
     }
-    for (int r = 0; r < R; ++r) store(scores + r * kTile + c * 16, tree16<Sum>(sums[r]) * factor);
+    for (int r = 0; r < R; ++r) {
+      F16 sum = tree16<Sum>(sums[r]);
+      if constexpr (Format::kFolded) sum = sum * load(key_scales + c * 16);
+      store(scores + r * kTile + c * 16, sum * factor);
+    }
   }
 }
 
@@ -120,18 +131,22 @@ template <class Format, int D>
 struct DirectValues {
   const KvView& kv;
   const Place* places;
+  const float* scales;
   const Upcoming& upcoming;
   int head;
   int head_dim;
+  int count;  // of scales a vector
 
   KVSTRATA_INLINE void prefetch(int j) const {
     if (j >= upcoming.lo && j < upcoming.hi) {
-      Format::template prefetch<D>(Format::row(kv, upcoming.places[j], kValue, upcoming.head), head_dim);
+      fetch_vector<Format, D>(kv, upcoming.places[j], Part::value, upcoming.head);
     }
   }
 
-  KVSTRATA_INLINE typename Format::Row row(int j) const { return Format::row(kv, places[j], kValue, head); }
-  KVSTRATA_INLINE F16 load(typename Format::Row row, int d) const { return load_part<Format, D>(row, d, head_dim); }
+  KVSTRATA_INLINE typename Format::Row row(int j) const {
+    return Format::row(kv, places[j], Part::value, head, scales + j * count);
+  }
+  KVSTRATA_INLINE F16 load(typename Format::Row row, int d) const { return Format::template part<D>(row, d, head_dim); }
 };
 
 // sums [R, dim], columns [d, d + 16 C): goes on from what they hold, or from +0 where `fresh`.

@@ -58,6 +58,16 @@ inline void soften(const Visible& visible, int rows, float* scores, float* m, fl
   store(l, tree16<Sum>(by_row));
 }
 
+// Probabilities become weights of bare codes: each times its value's scale. Lanes of hidden tokens are left undefined.
+inline void scale_weights(const Visible& visible, int rows, const float* value_scales, float* scores) {
+  for (int r = 0; r < rows; ++r) {
+    for (int c = visible.lo[r] / 16; c * 16 < visible.hi[r]; ++c) {
+      float* weight = scores + r * kTile + 16 * c;
+      store(weight, load(weight) * load(value_scales + 16 * c));
+    }
+  }
+}
+
 // Folds a tile (m, l: [kStrip]; o: [rows, dim]) into the state. A row with l = 0 saw nothing: a row that
 // sees a token has l >= 1 or NaN.
 inline void fold_tile(int rows, int dim, const float* m, const float* l, const float* o, float* max_state,

@@ -16,8 +16,8 @@ struct ElementwiseKernels {
   void (*gate)(const float* gate, const float* up, Activation kind, int64_t size, float* out);
   // Rotates one head; out may be x.
   void (*rope)(const float* x, const float* cos, const float* sin, int64_t head_dim, float* out);
-  // One head vector into the pool's format.
-  void (*store_vector)(const float* x, KvType type, int64_t head_dim, void* out);
+  // One head vector into the pool's format; scales: where its scales go, if the format has some.
+  void (*store_vector)(const float* x, KvType type, Part part, int64_t head_dim, void* out, void* scales);
 };
 
 namespace portable {

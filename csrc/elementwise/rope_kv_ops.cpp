@@ -17,10 +17,24 @@ namespace {
 
 constexpr int64_t kTokensPerItem = 4;
 
-uint8_t* place_of(const KvView& kv, int64_t slot) {
-  const int64_t block = slot / kv.block_size;
+// Where a token's vectors and their scales go: those of the first KV head's key.
+struct Target {
+  uint8_t* vector;
+  uint8_t* scales;
+};
+
+Target target_of(const KvView& kv, int64_t slot) {
   const int64_t offset = slot % kv.block_size;
-  return const_cast<uint8_t*>(kv.base) + block * kv.block_stride + offset * kv.token_stride;
+  uint8_t* block = const_cast<uint8_t*>(kv.base) + slot / kv.block_size * kv.block_stride;
+  const int scale_bytes = 2 * scales_per_vector(kv.type, kv.head_dim);
+  return {block + offset * kv.token_stride, block + kv.scale_offset + offset * scale_bytes};
+}
+
+void store_part(const ElementwiseKernels& kernels, const KvView& kv, const Target& target, Part part, int64_t head,
+                const float* x) {
+  const int64_t index = static_cast<int64_t>(part);
+  kernels.store_vector(x, kv.type, part, kv.head_dim, target.vector + head * kv.head_stride + index * kv.part_stride,
+                       target.scales + head * kv.scale_head_stride + index * kv.scale_part_stride);
 }
 
 // The slots, once all are known to lie in the pool.
@@ -38,10 +52,13 @@ const int64_t* checked_slots(const char* op, const at::Tensor& kv, const at::Ten
 }
 
 // Brings the lines that a token's K and V will be written to into the cache: they lie apart, and come from memory.
-void fetch_place(const KvView& kv, const uint8_t* place, int64_t heads, int64_t vector_bytes) {
-  for (int64_t head = 0; head < heads; ++head) {
-    for (const uint8_t* vector : {place + head * kv.head_stride, place + head * kv.head_stride + kv.part_stride}) {
-      for (int64_t i = 0; i < vector_bytes; i += 64) __builtin_prefetch(vector + i, 1, 3);
+void fetch_target(const KvView& kv, const Target& target) {
+  const bool scaled = scales_per_vector(kv.type, kv.head_dim) > 0;
+  for (int64_t head = 0; head < kv.num_kv_heads; ++head) {
+    for (int64_t part = 0; part < 2; ++part) {
+      const uint8_t* vector = target.vector + head * kv.head_stride + part * kv.part_stride;
+      for (int64_t i = 0; i < kv.vector_bytes; i += 64) __builtin_prefetch(vector + i, 1, 3);
+      if (scaled) __builtin_prefetch(target.scales + head * kv.scale_head_stride + part * kv.scale_part_stride, 1, 3);
     }
   }
 }
@@ -85,30 +102,25 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
 }
 
 void write_kv(const at::Tensor& kv, int64_t layer, const at::Tensor& key, const at::Tensor& value,
-              const at::Tensor& slots) {
+              const at::Tensor& slots, const std::optional<at::Tensor>& scales) {
   constexpr const char* op = "write_kv";
-  const KvView view = kv_view(op, kv, layer);
+  const KvView view = kv_view(op, kv, scales, layer);
   for (const auto& [name, tensor] : {std::pair{"key", &key}, std::pair{"value", &value}}) {
     check_dtype(op, name, *tensor, at::kFloat);
-    check_shape(op, name, *tensor, {key.dim() > 0 ? key.size(0) : 0, kv.size(3), kv.size(5)});
+    check_shape(op, name, *tensor, {key.dim() > 0 ? key.size(0) : 0, view.num_kv_heads, view.head_dim});
     check_dense_rows(op, name, *tensor);
   }
-  const int64_t heads = kv.size(3);
-  const int64_t dim = kv.size(5);
+  const int64_t heads = view.num_kv_heads;
   const int64_t* slot = checked_slots(op, kv, slots, key.size(0));
   const ElementwiseKernels& kernels = KVSTRATA_PICK(elementwise_kernels);
   const float* keys = key.const_data_ptr<float>();
   const float* values = value.const_data_ptr<float>();
-  const auto fetch = [&](int64_t token) {
-    fetch_place(view, place_of(view, slot[token]), heads, dim * kv.element_size());
-  };
-  for_each_token(key.size(0), 2 * heads * dim, fetch, [&](int64_t token) {
-    uint8_t* place = place_of(view, slot[token]);
+  const auto fetch = [&](int64_t token) { fetch_target(view, target_of(view, slot[token])); };
+  for_each_token(key.size(0), 2 * heads * view.head_dim, fetch, [&](int64_t token) {
+    const Target target = target_of(view, slot[token]);
     for (int64_t head = 0; head < heads; ++head) {
-      uint8_t* target = place + head * view.head_stride;
-      kernels.store_vector(keys + token * key.stride(0) + head * key.stride(1), view.type, dim, target);
-      kernels.store_vector(values + token * value.stride(0) + head * value.stride(1), view.type, dim,
-                           target + view.part_stride);
+      store_part(kernels, view, target, Part::key, head, keys + token * key.stride(0) + head * key.stride(1));
+      store_part(kernels, view, target, Part::value, head, values + token * value.stride(0) + head * value.stride(1));
     }
   });
 }
@@ -124,11 +136,11 @@ const float* norm_weight(const char* op, const char* name, const std::optional<a
 at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>& q_norm,
                          const std::optional<at::Tensor>& k_norm, double eps, const at::Tensor& cos,
                          const at::Tensor& sin, const std::optional<at::Tensor>& positions, const at::Tensor& slots,
-                         const at::Tensor& kv, int64_t layer) {
+                         const at::Tensor& kv, int64_t layer, const std::optional<at::Tensor>& scales) {
   constexpr const char* op = "rope_write_kv";
-  const KvView view = kv_view(op, kv, layer);
-  const int64_t kv_heads = kv.size(3);
-  const int64_t dim = kv.size(5);
+  const KvView view = kv_view(op, kv, scales, layer);
+  const int64_t kv_heads = view.num_kv_heads;
+  const int64_t dim = view.head_dim;
   check_dtype(op, "qkv", qkv, at::kFloat);
   check_shape(op, "qkv", qkv, {"num_tokens", "(num_heads + 2 * num_kv_heads) * head_dim"});
   check_dense_rows(op, "qkv", qkv);
@@ -161,11 +173,9 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
   const ElementwiseKernels& kernels = KVSTRATA_PICK(elementwise_kernels);
   const float* rows = qkv.const_data_ptr<float>();
   float* queries = query.data_ptr<float>();
-  const auto fetch = [&](int64_t token) {
-    fetch_place(view, place_of(view, slot[token]), kv_heads, dim * kv.element_size());
-  };
+  const auto fetch = [&](int64_t token) { fetch_target(view, target_of(view, slot[token])); };
   for_each_token(tokens, qkv.size(1), fetch, [&](int64_t token) {
-    uint8_t* place = place_of(view, slot[token]);
+    const Target target = target_of(view, slot[token]);
     const float* row = rows + token * qkv.stride(0);
     const int64_t angle = position == nullptr ? token : position[token];
     const float* c = cos.const_data_ptr<float>() + angle * cos.stride(0);
@@ -178,10 +188,9 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
     thread_local std::vector<float> key;
     key.resize(static_cast<size_t>(dim));
     for (int64_t h = 0; h < kv_heads; ++h) {
-      uint8_t* target = place + h * view.head_stride;
       rotate(row + (heads + h) * dim, key_weight, key.data());
-      kernels.store_vector(key.data(), view.type, dim, target);
-      kernels.store_vector(row + (heads + kv_heads + h) * dim, view.type, dim, target + view.part_stride);
+      store_part(kernels, view, target, Part::key, h, key.data());
+      store_part(kernels, view, target, Part::value, h, row + (heads + kv_heads + h) * dim);
     }
   });
   return query;

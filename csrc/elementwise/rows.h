@@ -8,6 +8,8 @@
 #include "elementwise/elementwise.h"
 #include "simd.h"
 
+#include "elementwise/quantise.h"
+
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
@@ -90,7 +92,9 @@ inline void store_as(const float* x, int64_t head_dim, void* out) {
   }
 }
 
-inline void store_vector(const float* x, KvType type, int64_t head_dim, void* out) {
+inline void store_vector(const float* x, KvType type, Part part, int64_t head_dim, void* out, void* scales) {
+  uint8_t* codes = static_cast<uint8_t*>(out);
+  uint16_t* scale = static_cast<uint16_t*>(scales);
   switch (type) {
     case KvType::float32:
       return store_as<float>(x, head_dim, out);
@@ -98,6 +102,12 @@ inline void store_vector(const float* x, KvType type, int64_t head_dim, void* ou
       return store_as<Bf16>(x, head_dim, out);
     case KvType::float16:
       return store_as<Fp16>(x, head_dim, out);
+    case KvType::float8_e4m3:
+      return store_fp8(x, head_dim, codes, scale);
+    case KvType::int8:
+      return store_int8(x, head_dim, codes, scale);
+    case KvType::int4:
+      return store_int4(x, part, head_dim, codes, scale);
   }
 }
 

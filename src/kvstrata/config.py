@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from kvstrata.errors import ConfigError
 
-KV_DTYPES = ("fp32", "bf16", "fp16")
+KV_DTYPES = ("fp32", "bf16", "fp16", "fp8_e4m3", "int8", "int4")
 WEIGHT_MODES = ("auto", "int8", "int4", "bf16", "fp32")
 POLICIES = ("lru", "lrfu", "fifo", "ttl")
 LOAD_MODES = ("auto", "always", "never")
@@ -108,7 +108,7 @@ class EngineConfig:
     model: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     weights: Literal["auto", "int8", "int4", "bf16", "fp32"] = "auto"
-    kv_dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    kv_dtype: Literal["fp32", "bf16", "fp16", "fp8_e4m3", "int8", "int4"] = "bf16"
     block_size: int = 16
     kv_memory: str | int = "auto"
     max_model_len: int | None = None

@@ -4,6 +4,8 @@ import pytest
 import torch
 from small import layout
 
+from kvstrata.cache.formats import format_named
+from kvstrata.cache.layout import BlockLayout, LayerGroup
 from kvstrata.cache.pool import BlockPool
 from kvstrata.errors import ConfigError, IntegrityError
 
@@ -111,3 +113,20 @@ def test_untouched_pool_costs_no_resident_memory() -> None:
 def test_pool_without_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="num_blocks is 0"):
         BlockPool(layout(), 0, "cpu")
+
+
+@pytest.mark.parametrize("name", ["fp8_e4m3", "int8", "int4"])
+def test_scales_lie_after_the_values_of_their_block_and_move_with_it(name: str) -> None:
+    pool = BlockPool(BlockLayout(LayerGroup((0, 1), 1, 64), format_named(name), 4), 3, "cpu")
+    assert pool.scales is not None
+    assert pool.kv.shape[:5] == pool.scales.shape[:5] == (3, 2, 2, 1, 4)
+    assert pool.scales[1].data_ptr() - pool.kv[1].data_ptr() == pool.layout.values_bytes
+    assert pool.scales[1, 1, 1, 0, 3, -1:].data_ptr() + 2 - pool.kv[1].data_ptr() == pool.layout.payload_bytes
+    for block in range(3):
+        pool.payload(block).zero_()
+    pool.kv[2].view(torch.uint8).fill_(7)
+    pool.scales[2] = 0.5
+    pool.copy_block(2, 0)
+    assert torch.equal(pool.payload(0), pool.payload(2))
+    assert (pool.scales[0] == 0.5).all()
+    assert not pool.payload(1).any()

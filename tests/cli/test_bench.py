@@ -36,7 +36,7 @@ def figures(*arguments: str) -> dict[str, Any]:
 def test_attention_has_a_share_for_every_dtype_and_context() -> None:
     sizes = ("--heads", "2", "--kv-heads", "1", "--head-dim", "16", "--layers", "1", "--repeats", "1")
     result = figures("attention", *sizes, "--context", "32", "--context", "64", "--prompt", "40")
-    assert result["bandwidth_share"].keys() == {"bf16", "fp16", "fp32"}
+    assert result["bandwidth_share"].keys() == {"bf16", "fp16", "fp32", "fp8_e4m3", "int8", "int4"}
     for shares in result["bandwidth_share"].values():
         assert shares.keys() == {"32", "64"}
         assert all(share > 0 for share in shares.values())

@@ -49,7 +49,9 @@ def supported() -> list[str]:
 
 
 def bits(x: Tensor) -> Tensor:
-    return x.contiguous().view({4: torch.int32, 2: torch.int16, 8: torch.int64}[x.element_size()])
+    return x.contiguous().view(
+        {1: torch.uint8, 4: torch.int32, 2: torch.int16, 8: torch.int64}[x.element_size()]
+    )
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -1,8 +1,7 @@
 """The formats in which keys and values can be stored, by name.
 
-All of them can be sized; the pool holds those that `pool_dtype` maps to a torch dtype. The quantised
-formats keep one fp32 scale for each token and head vector, int4 an fp16 scale and an fp16 zero point for
-each 32 channels.
+The 8-bit formats keep one bf16 scale for each token and head vector, whose range no key or value leaves; int4
+keeps an fp16 scale and an fp16 minimum for each 32 channels.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import torch
 
 from kvstrata.cache.layout import KVFormat
 from kvstrata.errors import ConfigError
+from kvstrata.kernels.kv_formats import can_rotate
 
 FORMATS: dict[str, KVFormat] = {
     fmt.name: fmt
@@ -18,8 +18,8 @@ FORMATS: dict[str, KVFormat] = {
         KVFormat("fp32", bits=32),
         KVFormat("bf16", bits=16),
         KVFormat("fp16", bits=16),
-        KVFormat("fp8_e4m3", bits=8, scale_bytes=4, scale_group=-1),
-        KVFormat("int8", bits=8, scale_bytes=4, scale_group=-1),
+        KVFormat("fp8_e4m3", bits=8, scale_bytes=2, scale_group=-1),
+        KVFormat("int8", bits=8, scale_bytes=2, scale_group=-1),
         KVFormat("int4", bits=4, scale_bytes=4, scale_group=32),
     )
 }
@@ -28,7 +28,11 @@ POOL_DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "int8": torch.int8,
+    "int4": torch.uint8,  # two a byte
 }
+_SCALE_DTYPES = {"fp8_e4m3": torch.bfloat16, "int8": torch.bfloat16, "int4": torch.float16}
 
 
 def format_named(name: str) -> KVFormat:
@@ -40,13 +44,27 @@ def format_named(name: str) -> KVFormat:
 
 
 def pool_dtype(fmt: KVFormat) -> torch.dtype:
-    """The torch dtype of the pool's elements.
+    """The torch dtype of the pool's elements; of its bytes where an element is half of one."""
+    return POOL_DTYPES[fmt.name]
 
-    Raises ConfigError for a format that the pool cannot hold yet.
+
+def scale_dtype(fmt: KVFormat) -> torch.dtype | None:
+    """The torch dtype of a quantised format's scales; None where it has none."""
+    return _SCALE_DTYPES.get(fmt.name)
+
+
+def holds(fmt: KVFormat, head_dim: int) -> bool:
+    """Whether the format can hold vectors of `head_dim` elements.
+
+    int4 keys are rotated by a Hadamard matrix, which there is for powers of two, and those times 12 or 20.
     """
-    try:
-        return POOL_DTYPES[fmt.name]
-    except KeyError:
+    return fmt.name != "int4" or can_rotate(head_dim)
+
+
+def check_head_dim(fmt: KVFormat, head_dim: int) -> None:
+    """Raise ConfigError where the format cannot hold vectors of `head_dim` elements."""
+    if not holds(fmt, head_dim):
         raise ConfigError(
-            f"KV format {fmt.name!r} is not supported for the pool yet: choose {', '.join(POOL_DTYPES)}"
-        ) from None
+            f"kv_dtype is 'int4', whose keys are rotated, and heads of {head_dim} elements cannot be: "
+            "only powers of two, and those times 12 or 20; int8 takes any"
+        )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvstrata.cache.formats import pool_dtype
+from kvstrata.cache.formats import check_head_dim, pool_dtype, scale_dtype
 from kvstrata.cache.layout import BlockLayout
 from kvstrata.cache.memory import block_memory
 from kvstrata.errors import ConfigError, IntegrityError
@@ -28,7 +28,9 @@ class BlockPool:
     """`num_blocks` blocks in one allocation, aligned to 4 KiB, `layout.stride_bytes` apart.
 
     kv: the blocks as attention reads them, `[num_blocks, group_layers, 2, num_kv_heads, block_size,
-    head_dim]` in the format's dtype. refs: int32 `[num_blocks]`, holders of each block, pins included.
+    head_dim]` in the format's dtype (int4: `head_dim / 2` bytes). scales: those of a quantised format, at the
+    end of their block, `[num_blocks, group_layers, 2, num_kv_heads, block_size, scales a vector]`.
+    refs: int32 `[num_blocks]`, holders of each block, pins included.
     kept: bool `[num_blocks]`, whether a block without holders stays cached.
 
     Raises ConfigError for a pool without blocks or a format that the pool cannot hold.
@@ -39,13 +41,16 @@ class BlockPool:
             raise ConfigError(
                 f"num_blocks is {num_blocks}: a pool needs at least 1 block, give it more memory"
             )
-        dtype = pool_dtype(layout.format)
+        check_head_dim(layout.format, layout.group.head_dim)
         self.layout = layout
         self.num_blocks = num_blocks
         stride = layout.stride_bytes
         memory = block_memory(num_blocks * stride, torch.device(device))
         self._blocks = memory.view(num_blocks, stride)
-        self.kv = _typed_view(memory, layout, num_blocks, dtype)
+        dtype = pool_dtype(layout.format)
+        width = layout.format.vector_bytes(layout.group.head_dim) // dtype.itemsize
+        self.kv = _typed_view(memory, layout, num_blocks, dtype, width, 0)
+        self.scales = _scales_view(memory, layout, num_blocks)
         self.refs: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         self.pins: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         self.kept: npt.NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
@@ -154,12 +159,24 @@ class BlockPool:
         return cached
 
 
-def _typed_view(aligned: Tensor, layout: BlockLayout, num_blocks: int, dtype: torch.dtype) -> Tensor:
+def _scales_view(aligned: Tensor, layout: BlockLayout, num_blocks: int) -> Tensor | None:
+    dtype = scale_dtype(layout.format)
+    if dtype is None:
+        return None
+    width = layout.format.vector_scale_bytes(layout.group.head_dim) // dtype.itemsize
+    return _typed_view(aligned, layout, num_blocks, dtype, width, layout.values_bytes)
+
+
+def _typed_view(  # noqa: PLR0917
+    aligned: Tensor, layout: BlockLayout, num_blocks: int, dtype: torch.dtype, width: int, offset: int
+) -> Tensor:
+    """`width` elements for each vector of a block, from byte `offset` of it on."""
     group = layout.group
-    shape = (num_blocks, len(group.layers), 2, group.num_kv_heads, layout.block_size, group.head_dim)
+    shape = (num_blocks, len(group.layers), 2, group.num_kv_heads, layout.block_size, width)
     strides = [1]
     for size in reversed(shape[2:]):
         strides.insert(0, strides[0] * size)
     typed = aligned.view(dtype)
     block_stride = layout.stride_bytes // typed.element_size()
-    return typed.as_strided(shape, (block_stride, *strides), typed.storage_offset())
+    start = typed.storage_offset() + offset // typed.element_size()
+    return typed.as_strided(shape, (block_stride, *strides), start)

@@ -84,7 +84,8 @@ class Runner:
             assert work.sequence.cache is not None
             table[:count] = work.sequence.cache.tables[group][:count]
         slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
-        return GroupBatch(self._cache.pools[group].kv, self._to_device(tables), self._to_device(slots))
+        pool = self._cache.pools[group]
+        return GroupBatch(pool.kv, self._to_device(tables), self._to_device(slots), pool.scales)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

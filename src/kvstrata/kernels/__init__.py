@@ -41,7 +41,14 @@ __all__ = [
     "prepare_attention",
 ]
 
-_NATIVE_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+_NATIVE_DTYPES: Final = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.int8,
+    torch.uint8,
+)
 
 
 class Attention(Protocol):
@@ -67,21 +74,27 @@ class _NativeAttention:
     query_starts: Tensor
     context_lens: Tensor
     window: int
+    scales: Tensor | None
 
     def attend(self, query: Tensor, kv: Tensor, layer: int, scale: float) -> Tensor:
         batch = (self.block_tables, self.query_starts, self.context_lens)
-        attended: Tensor = _paged_attention(query, kv, layer, *batch, scale, self.window)
+        attended: Tensor = _paged_attention(query, kv, layer, *batch, scale, self.window, self.scales)
         return attended
 
 
-def prepare_attention(
-    kv: Tensor, block_tables: Tensor, query_starts: Tensor, context_lens: Tensor, window: int
+def prepare_attention(  # noqa: PLR0917 (the order of the operator's schema)
+    kv: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    window: int,
+    scales: Tensor | None = None,
 ) -> Attention:
-    """Attention of one step for the layers of a group whose pool is `kv`.
+    """Attention of one step for the layers of a group whose pool is `kv`, with its scales.
 
     The arguments are those of `torch.ops.kvstrata.paged_attention` (see `reference.paged_attention`), which
     gives the same result without preparation. Raises ValueError where they do not fit together.
     """
     if _BACKEND != "reference" and kv.device.type == "cpu" and kv.dtype in _NATIVE_DTYPES:
-        return _NativeAttention(block_tables, query_starts, context_lens, window)
-    return AttentionPlan.build(kv, block_tables, query_starts, context_lens, window)
+        return _NativeAttention(block_tables, query_starts, context_lens, window, scales)
+    return AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales)

@@ -24,12 +24,14 @@ def expect_dtype(operator: str, name: str, tensor: Tensor, *expected: torch.dtyp
         raise ValueError(f"{operator}: {name} has dtype {tensor.dtype}, expected {wanted}")
 
 
-def expect_layer(operator: str, kv: Tensor, layer: int) -> None:
-    """Raise ValueError unless `kv` is a group's pool of floats that holds `layer`."""
+def expect_layer(operator: str, kv: Tensor, layer: int, *quantised: torch.dtype) -> None:
+    """Raise ValueError unless `kv` is a group's pool of floats or a `quantised` dtype that holds `layer`."""
     expect_shape(
         operator, "kv", kv, ("num_blocks", "group_layers", 2, "num_kv_heads", "block_size", "head_dim")
     )
-    if not kv.dtype.is_floating_point:
-        raise ValueError(f"{operator}: kv has dtype {kv.dtype}, expected a floating point dtype")
+    if not kv.dtype.is_floating_point and kv.dtype not in quantised:
+        raise ValueError(
+            f"{operator}: kv has dtype {kv.dtype}, expected a floating point dtype, int8 or uint8"
+        )
     if not 0 <= layer < kv.shape[1]:
         raise ValueError(f"{operator}: layer is {layer}, expected 0 to {kv.shape[1] - 1} (kv's layers)")

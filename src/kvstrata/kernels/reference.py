@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from kvstrata.kernels.checks import expect_dtype, expect_layer, expect_shape
+from kvstrata.kernels.checks import expect_dtype, expect_shape
+from kvstrata.kernels.kv_formats import expect_pool, head_size, quantise
 from kvstrata.kernels.reference_attention import AttentionPlan
 
 VERSION = 1  # raised whenever a change here may change bits
@@ -68,15 +69,21 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def write_kv(kv: Tensor, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
+def write_kv(  # noqa: PLR0917 (the order of the operator's schema)
+    kv: Tensor, layer: int, key: Tensor, value: Tensor, slots: Tensor, scales: Tensor | None = None
+) -> None:
     """Write tokens' keys and values into the pool, in the pool's format.
 
-    kv: `[num_blocks, group_layers, 2, num_kv_heads, block_size, head_dim]`, any floating dtype, changed in
-    place; layer: index in the group. key, value: float32 `[num_tokens, num_kv_heads, head_dim]`.
-    slots: int64 `[num_tokens]`, block * block_size + offset, distinct; one outside the pool is an error.
+    kv: `[num_blocks, group_layers, 2, num_kv_heads, block_size, head_dim]`, any floating dtype, int8, or
+    uint8 with two int4 a byte, changed in place; layer: index in the group. scales: of a quantised pool (see
+    `kv_formats`), `[num_blocks, group_layers, 2, num_kv_heads, block_size, scales_per_vector]`, changed too;
+    for the native kernels they lie in kv's blocks.
+    key, value: float32 `[num_tokens, num_kv_heads, head_dim]`. slots: int64 `[num_tokens]`, block *
+    block_size + offset, distinct; one outside the pool is an error.
     """
-    expect_layer("write_kv", kv, layer)
-    num_blocks, _, _, num_kv_heads, block_size, head_dim = kv.shape
+    expect_pool("write_kv", kv, scales, layer)
+    num_blocks, _, _, num_kv_heads, block_size, _ = kv.shape
+    head_dim = head_size(kv)
     num_tokens = key.shape[0]
     for name, tensor in (("key", key), ("value", value)):
         expect_dtype("write_kv", name, tensor, torch.float32)
@@ -93,7 +100,13 @@ def write_kv(kv: Tensor, layer: int, key: Tensor, value: Tensor, slots: Tensor) 
         )
     blocks = torch.div(slots, block_size, rounding_mode="floor")
     offsets = slots - blocks * block_size
-    kv.select(1, layer)[blocks, :, :, offsets] = torch.stack((key, value), dim=1).to(kv.dtype)
+    if scales is None:
+        kv.select(1, layer)[blocks, :, :, offsets] = torch.stack((key, value), dim=1).to(kv.dtype)
+        return
+    for part, x in enumerate((key, value)):
+        codes, steps = quantise(x, kv.dtype, key=part == 0)
+        kv.select(1, layer)[:, part].view(torch.uint8)[blocks, :, offsets] = codes.view(torch.uint8)
+        scales.select(1, layer)[:, part][blocks, :, offsets] = steps
 
 
 def paged_attention(  # noqa: PLR0917 (the order of the operator's schema)
@@ -105,21 +118,22 @@ def paged_attention(  # noqa: PLR0917 (the order of the operator's schema)
     context_lens: Tensor,
     scale: float,
     window: int = 0,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of many sequences that reads keys and values from the pool only.
 
     query: float32 `[num_tokens, num_heads, head_dim]`, after RoPE, sequences end to end; num_heads is a
     multiple of num_kv_heads, and query head h reads KV head `h // (num_heads / num_kv_heads)`.
-    kv: `[num_blocks, group_layers, 2, num_kv_heads, block_size, head_dim]`, any floating dtype; layer: index
-    in the group. block_tables: int32 `[num_seqs, max_blocks]`; entries of blocks in which no query sees a
-    token are never read and may be -1. query_starts: int32 `[num_seqs + 1]`; context_lens: int32
+    kv: `[num_blocks, group_layers, 2, num_kv_heads, block_size, head_dim]`, and scales, as in `write_kv`;
+    layer: index in the group. block_tables: int32 `[num_seqs, max_blocks]`; entries of blocks in which no
+    query sees a token are never read and may be -1. query_starts: int32 `[num_seqs + 1]`; context_lens: int32
     `[num_seqs]`: sequence s's queries are its last `query_starts[s + 1] - query_starts[s]` (maybe none) of
     `context_lens[s]` tokens. scale multiplies the dot products; a query sees itself and the
     `window - 1` tokens before it, or all before it where window is 0.
     Slots beyond a sequence's tokens may hold anything, NaN included. Returns float32
     `[num_tokens, num_heads, head_dim]`.
     """
-    plan = AttentionPlan.build(kv, block_tables, query_starts, context_lens, window)
+    plan = AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales)
     return plan.attend(query, kv, layer, scale)
 
 

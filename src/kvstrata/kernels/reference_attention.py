@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from kvstrata.kernels.checks import expect_dtype, expect_layer, expect_shape
+from kvstrata.kernels.checks import expect_dtype, expect_shape
+from kvstrata.kernels.kv_formats import dequantise, expect_pool, head_size, rotate
 
 _OPERATOR = "paged_attention"
 # Rows of one sequence taken at a time: fewer rows waste less on keys after them, more rows gather less often.
@@ -65,15 +66,23 @@ class AttentionPlan:
     segments: tuple[_Segment, ...]
     num_tokens: int
     gathered: Tensor  # scratch, the pool's dtype
+    scales: Tensor | None  # the pool's
     unpacked: Tensor  # scratch, float32
 
     @staticmethod
-    def build(
-        kv: Tensor, block_tables: Tensor, query_starts: Tensor, context_lens: Tensor, window: int
+    def build(  # noqa: PLR0917 (the order of the operator's schema)
+        kv: Tensor,
+        block_tables: Tensor,
+        query_starts: Tensor,
+        context_lens: Tensor,
+        window: int,
+        scales: Tensor | None = None,
     ) -> AttentionPlan:
         """Plan for a group's pool `kv`; the arguments are those of the operator `paged_attention`."""
+        expect_pool(_OPERATOR, kv, scales, 0)
         starts, lens = _checked(kv, block_tables, query_starts, context_lens, window)
-        num_blocks, _, _, num_kv_heads, block_size, head_dim = kv.shape
+        num_blocks, _, _, num_kv_heads, block_size, _ = kv.shape
+        head_dim = head_size(kv)
         token_bytes = 2 * num_kv_heads * head_dim * 4
         spans = _spans(starts, lens, block_size, window)
         segments = tuple(
@@ -85,25 +94,29 @@ class AttentionPlan:
         return AttentionPlan(
             segments,
             starts[-1],
-            torch.empty(numel, dtype=kv.dtype, device=kv.device),
+            torch.empty(numel if scales is None else 0, dtype=kv.dtype, device=kv.device),
+            scales,
             torch.empty(numel, dtype=torch.float32, device=kv.device),
         )
 
     def attend(self, query: Tensor, kv: Tensor, layer: int, scale: float) -> Tensor:
         """Attention of float32 `query` `[num_tokens, num_heads, head_dim]` in one layer of the group."""
-        expect_layer(_OPERATOR, kv, layer)
+        expect_pool(_OPERATOR, kv, self.scales, layer)
         expect_dtype(_OPERATOR, "query", query, torch.float32)
-        num_kv_heads, _, head_dim = kv.shape[3:]
+        num_kv_heads, head_dim = kv.shape[3], head_size(kv)
         expect_shape(_OPERATOR, "query", query, (self.num_tokens, "num_heads", head_dim))
         num_heads = query.shape[1]
         if num_heads % num_kv_heads:
             raise ValueError(
                 f"{_OPERATOR}: query has {num_heads} heads, expected a multiple of kv's {num_kv_heads}"
             )
+        if kv.dtype == torch.uint8:  # as the keys are
+            query = rotate(query)
         out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
         pool = kv.select(1, layer)
+        scales = None if self.scales is None else self.scales.select(1, layer)
         for segment in self.segments:
-            keys, values = self._unpack(pool, segment)
+            keys, values = self._unpack(pool, scales, segment)
             rows = query.index_select(0, segment.rows)
             # [num_spans, num_kv_heads, heads a KV head, num_rows, head_dim]
             grouped = rows.view(segment.num_spans, segment.num_rows, num_kv_heads, -1, head_dim)
@@ -113,19 +126,25 @@ class AttentionPlan:
             out.index_copy_(0, segment.rows, result.permute(0, 3, 1, 2, 4).reshape(rows.shape))
         return out
 
-    def _unpack(self, pool: Tensor, segment: _Segment) -> tuple[Tensor, Tensor]:
+    def _unpack(self, pool: Tensor, scales: Tensor | None, segment: _Segment) -> tuple[Tensor, Tensor]:
         """Keys and values as float32 `[num_spans, num_kv_heads, num_keys, head_dim]`, unused slots zeroed."""
-        _, _, num_kv_heads, block_size, head_dim = pool.shape
-        shape = (len(segment.blocks), 2, num_kv_heads, block_size, head_dim)
-        gathered = self.gathered[: math.prod(shape)].view(shape)
-        torch.index_select(pool, 0, segment.blocks, out=gathered)
-        by_head = gathered.view(segment.num_spans, segment.num_blocks, *shape[1:]).permute(2, 0, 3, 1, 4, 5)
-        unpacked = self.unpacked[: math.prod(shape)].view(by_head.shape).copy_(by_head)
+        num_kv_heads = pool.shape[2]
+        if scales is None:
+            shape = (len(segment.blocks), *pool.shape[1:])
+            gathered = self.gathered[: math.prod(shape)].view(shape)
+            floats = torch.index_select(pool, 0, segment.blocks, out=gathered)
+        else:
+            codes = pool.view(torch.uint8).index_select(0, segment.blocks).view(pool.dtype)
+            floats = dequantise(codes, scales.index_select(0, segment.blocks))
+        by_head = floats.view(segment.num_spans, segment.num_blocks, *floats.shape[1:]).permute(
+            2, 0, 3, 1, 4, 5
+        )
+        unpacked = self.unpacked[: floats.numel()].view(by_head.shape).copy_(by_head)
         # A hidden value still meets a weight of zero in the product, and 0 * NaN is NaN.
         spans, blocks, offsets = segment.unused
         if len(spans):
             unpacked[:, spans, :, blocks, offsets] = 0.0
-        keys, values = unpacked.view(2, segment.num_spans, num_kv_heads, -1, head_dim)
+        keys, values = unpacked.view(2, segment.num_spans, num_kv_heads, -1, floats.shape[-1])
         return keys, values
 
 
@@ -157,7 +176,6 @@ def _checked(
     kv: Tensor, block_tables: Tensor, query_starts: Tensor, context_lens: Tensor, window: int
 ) -> tuple[list[int], list[int]]:
     """query_starts and context_lens as lists, once all of the batch fits together."""
-    expect_layer(_OPERATOR, kv, 0)
     for name, tensor in (
         ("block_tables", block_tables),
         ("query_starts", query_starts),

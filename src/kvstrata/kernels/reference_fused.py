@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvstrata.kernels.checks import expect_dtype, expect_layer, expect_shape
+from kvstrata.kernels.checks import expect_dtype, expect_shape
+from kvstrata.kernels.kv_formats import expect_pool, head_size
 from kvstrata.kernels.reference import gated_activation, rms_norm, rope, write_kv
 
 
@@ -47,20 +48,21 @@ def rope_write_kv(  # noqa: PLR0917 (the order of the operator's schema)
     slots: Tensor,
     kv: Tensor,
     layer: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Normalise and rotate queries and keys, write keys and values to the pool, return the queries.
 
     qkv: float32 `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, a row's query heads, then its key
     heads, then its value heads; num_kv_heads and head_dim are kv's. q_norm, k_norm: float32 `[head_dim]`,
     weights of an RMSNorm of each head before RoPE, or None. cos, sin: float32 `[max_position, head_dim / 2]`,
-    token i's row being positions[i] (int64 `[num_tokens]`), or i where positions is None. slots, kv and layer
-    as in `write_kv`. Returns float32 `[num_tokens, num_heads, head_dim]`.
+    token i's row being positions[i] (int64 `[num_tokens]`), or i where positions is None. slots, kv, layer
+    and scales as in `write_kv`. Returns float32 `[num_tokens, num_heads, head_dim]`.
     """
     name = "rope_write_kv"
     expect_dtype(name, "qkv", qkv, torch.float32)
     expect_shape(name, "qkv", qkv, ("num_tokens", "(num_heads + 2 * num_kv_heads) * head_dim"))
-    expect_layer(name, kv, layer)
-    num_kv_heads, _, head_dim = kv.shape[3:]
+    expect_pool(name, kv, scales, layer)
+    num_kv_heads, head_dim = kv.shape[3], head_size(kv)
     num_tokens, width = qkv.shape
     num_heads = width // head_dim - 2 * num_kv_heads
     if width % head_dim or num_heads <= 0:
@@ -83,7 +85,7 @@ def rope_write_kv(  # noqa: PLR0917 (the order of the operator's schema)
         query = rms_norm(query, q_norm, eps)
     if k_norm is not None:
         key = rms_norm(key, k_norm, eps)
-    write_kv(kv, layer, rope(key, cos, sin), value, slots)
+    write_kv(kv, layer, rope(key, cos, sin), value, slots, scales)
     return rope(query, cos, sin)
 
 

@@ -138,7 +138,15 @@ def natural_log(x: Tensor) -> Tensor:
     return n * 0.69314718055994530942 + 2.0 * s * series
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, first: int) -> Tensor:
+def attention(  # noqa: PLR0917
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    first: int,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
     """One query row of some heads over the positions `first` to the last of its KV head.
 
     query: `[num_heads, head_dim]`; keys, values: `[num_tokens, head_dim]` from position 0 on, as the pool
@@ -146,6 +154,9 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, first: 
     +0, o the values folded from +0 in order by fused multiply-adds. The state (M, L, O), first (-inf, 0, 0),
     takes a tile by M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a) and
     O = fma(o, b, O * a).
+    int8 and fp8: keys and values are codes (fp8 / 256), the scales float32 `[num_tokens]` theirs (fp8 * 256);
+    a score is (dot * key scale) * scale, and p, once l is summed, is multiplied by its value's scale. int4:
+    keys and values are fma(code, scale, minimum), and the query is rotated as the keys were.
     Returns O / L, `[num_heads, head_dim]`.
     """
     num_heads, head_dim = query.shape
@@ -155,11 +166,16 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, first: 
     keys, values = keys.float(), values.float()
     for start in range(first // TILE * TILE, len(keys), TILE):
         seen = slice(max(start, first), min(start + TILE, len(keys)))
-        scores = dot(query.unsqueeze(1), keys[seen].unsqueeze(0)) * torch.tensor(scale, dtype=torch.float32)
+        scores = dot(query.unsqueeze(1), keys[seen].unsqueeze(0))
+        if key_scales is not None:
+            scores = scores * key_scales[seen]
+        scores = scores * torch.tensor(scale, dtype=torch.float32)
         m = scores.amax(dim=1)
         p = exp(scores - m.unsqueeze(1))
         before, after = seen.start - start, start + TILE - seen.stop
         sums = lane_sum(torch.nn.functional.pad(p, (before, after)))
+        if value_scales is not None:
+            p = p * value_scales[seen]
         tile = torch.zeros(num_heads, head_dim)
         for j in range(seen.stop - seen.start):
             tile = fma(p[:, j : j + 1], values[seen.start + j], tile)

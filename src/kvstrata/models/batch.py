@@ -11,7 +11,8 @@ from torch import Tensor
 class GroupBatch:
     """What one layer group needs of this step.
 
-    kv: the group's pool, `[num_blocks, group_layers, 2, num_kv_heads, block_size, head_dim]`.
+    kv: the group's pool, `[num_blocks, group_layers, 2, num_kv_heads, block_size, head_dim]`; scales: a
+    quantised pool's (see `kernels.kv_formats`).
     block_tables: int32 `[num_seqs, max_blocks]`, physical blocks by position; -1 where there is none (past
     the end, or slipped out of a window). slots: int64 `[num_tokens]`, block * block_size + offset, where
     each token's K and V go.
@@ -20,6 +21,7 @@ class GroupBatch:
     kv: Tensor
     block_tables: Tensor
     slots: Tensor
+    scales: Tensor | None = None
 
 
 @dataclass(frozen=True)

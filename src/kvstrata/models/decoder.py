@@ -139,7 +139,12 @@ class Decoder:
             groups=batch.groups,
             attentions=tuple(
                 kernels.prepare_attention(
-                    group.kv, group.block_tables, batch.query_starts, batch.context_lens, window
+                    group.kv,
+                    group.block_tables,
+                    batch.query_starts,
+                    batch.context_lens,
+                    window,
+                    group.scales,
                 )
                 for group, window in zip(batch.groups, self._windows, strict=True)
             ),
@@ -160,6 +165,7 @@ class Decoder:
             group.slots,
             group.kv,
             place.index,
+            group.scales,
         )
         attention = scene.attentions[place.group]
         return attention.attend(query, group.kv, place.index, config.attention_scale).flatten(1)

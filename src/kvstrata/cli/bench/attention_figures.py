@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from kvstrata import kernels
-from kvstrata.cache.layout import ALIGNMENT
+from kvstrata.cache.formats import FORMATS, holds
+from kvstrata.cache.layout import BlockLayout, LayerGroup
+from kvstrata.cache.pool import BlockPool
 from kvstrata.cli.bench.limits import FloatProduct, ReadBandwidth, alternately
 
 _BLOCK_SIZE = 16
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _SEQUENCES = 8
 
 
@@ -88,11 +89,12 @@ class Figures:
 def measure(
     shape: Shape, decodes: Sequence[int], prefills: Sequence[int], repeats: int, threads: int | None
 ) -> Figures:
-    """Measure each dtype and context with `threads` threads (None: torch's own number)."""
+    """Measure each KV format and context with `threads` threads (None: torch's own number)."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
-        rows = [_decode(shape, name, _SEQUENCES, context, repeats) for name in _DTYPES for context in decodes]
+        names = [name for name, fmt in FORMATS.items() if holds(fmt, shape.head_dim)]
+        rows = [_decode(shape, name, _SEQUENCES, context, repeats) for name in names for context in decodes]
         rows += [_prefill(shape, tokens, repeats) for tokens in prefills]
         return Figures(kernels.backend(), torch.get_num_threads(), tuple(rows))
     finally:
@@ -100,7 +102,7 @@ def measure(
 
 
 def _decode(shape: Shape, name: str, sequences: int, context: int, repeats: int) -> Row:
-    kv, tables = _pool(shape, sequences, context, _DTYPES[name])
+    pool, tables = _pool(shape, sequences, context, name)
     query = torch.randn(sequences, shape.num_heads, shape.head_dim)
     lens = torch.full((sequences,), context, dtype=torch.int32)
     starts = torch.arange(sequences + 1, dtype=torch.int32)
@@ -108,24 +110,25 @@ def _decode(shape: Shape, name: str, sequences: int, context: int, repeats: int)
 
     def step() -> None:
         for layer in range(shape.num_layers):
-            torch.ops.kvstrata.paged_attention(query, kv, layer, tables, starts, lens, shape.head_dim**-0.5)
+            torch.ops.kvstrata.paged_attention(
+                query, pool.kv, layer, tables, starts, lens, shape.head_dim**-0.5, 0, pool.scales
+            )
 
     seconds, limit_seconds = alternately((step, memory.run), repeats)
-    num_bytes = sequences * context * 2 * shape.num_kv_heads * shape.head_dim * kv.element_size()
-    reached = num_bytes * shape.num_layers / seconds / 1e9
+    reached = pool.num_blocks * pool.layout.payload_bytes / seconds / 1e9
     limit = memory.rate(limit_seconds)
     return Row("decode", name, sequences, context, seconds, reached, limit, "GB/s")
 
 
 def _prefill(shape: Shape, tokens: int, repeats: int) -> Row:
     one = Shape(shape.num_heads, shape.num_kv_heads, shape.head_dim, 1)
-    kv, tables = _pool(one, 1, -(-tokens // _BLOCK_SIZE) * _BLOCK_SIZE, torch.bfloat16)
+    pool, tables = _pool(one, 1, -(-tokens // _BLOCK_SIZE) * _BLOCK_SIZE, "bf16")
     query = torch.randn(tokens, shape.num_heads, shape.head_dim)
     lens, starts = torch.tensor([tokens]).int(), torch.tensor([0, tokens]).int()
     product = FloatProduct()
 
     def attend() -> None:
-        torch.ops.kvstrata.paged_attention(query, kv, 0, tables, starts, lens, shape.head_dim**-0.5)
+        torch.ops.kvstrata.paged_attention(query, pool.kv, 0, tables, starts, lens, shape.head_dim**-0.5)
 
     seconds, limit_seconds = alternately((attend, product.run), repeats)
     operations = 2 * tokens * (tokens + 1) * shape.num_heads * shape.head_dim
@@ -133,13 +136,14 @@ def _prefill(shape: Shape, tokens: int, repeats: int) -> Row:
     return Row("prefill", "bf16", 1, tokens, seconds, operations / seconds / 1e9, limit, "GFLOP/s")
 
 
-def _pool(shape: Shape, sequences: int, context: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A pool of all layers, blocks aligned as in the engine, and shuffled block tables over it."""
+def _pool(shape: Shape, sequences: int, context: int, name: str) -> tuple[BlockPool, Tensor]:
+    """A pool of all layers as the engine has it, every byte written, and shuffled block tables over it."""
     num_blocks = sequences * context // _BLOCK_SIZE
-    numel = shape.num_layers * 2 * shape.num_kv_heads * _BLOCK_SIZE * shape.head_dim
-    stride = -(-numel * dtype.itemsize // ALIGNMENT) * ALIGNMENT // dtype.itemsize
-    memory = torch.full((num_blocks, stride), 0.01, dtype=dtype)
-    kv = memory[:, :numel].view(
-        num_blocks, shape.num_layers, 2, shape.num_kv_heads, _BLOCK_SIZE, shape.head_dim
-    )
-    return kv, torch.randperm(num_blocks).int().view(sequences, -1)
+    group = LayerGroup(tuple(range(shape.num_layers)), shape.num_kv_heads, shape.head_dim)
+    pool = BlockPool(BlockLayout(group, FORMATS[name], _BLOCK_SIZE), num_blocks, "cpu")
+    if pool.scales is None:
+        pool.kv.fill_(0.01)
+    else:
+        pool.kv.view(torch.uint8).fill_(0x21)
+        pool.scales.fill_(0.01)
+    return pool, torch.randperm(num_blocks).int().view(sequences, -1)
