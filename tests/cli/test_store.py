@@ -86,3 +86,18 @@ def test_what_cannot_be_looked_at_is_one_clear_line(
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("salt", ["[/x]", "[bold]", "\x1b[31mred", "line\nline"])
+def test_a_salt_is_shown_as_it_is_and_does_nothing_to_the_terminal(
+    salt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    tier = DiskTier(options(tmp_path), CONTEXT)
+    drops(tier, blocks(1, salt=salt))
+    tier.close()
+    for command in ("ls", "stat"):
+        assert main(["store", command, f"disk://{tmp_path / 'store'}"]) == 0
+        out = capsys.readouterr().out
+        assert (salt if salt.isprintable() else repr(salt)[1:-1]) in out
+        assert "\x1b" not in out
