@@ -35,7 +35,7 @@ def listen(config: ServerConfig) -> socket.socket:
             config.host, config.port, type=socket.SOCK_STREAM
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError: no name of a host can be so
         raise ConfigError(f"host is {config.host!r}; it is no address of this machine: {error}") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
