@@ -151,3 +151,17 @@ def test_a_host_that_cannot_be_one_is_told_in_one_line(host: str, capsys: pytest
     assert cli_app.main(["serve", "--port", "0", "--insecure", "--host", host]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: host is {host!r}; it is no address of this machine")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"junk", b"-----BEGIN CERTIFICATE-----\n\n-----END CERTIFICATE-----\n"]
+)
+def test_tls_files_that_are_none_show_before_a_model_is_loaded(
+    text: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pem = tmp_path / "server.pem"
+    pem.write_bytes(text)
+    arguments = ("--port", "0", "--tls-cert", str(pem), "--tls-key", str(pem))
+    assert cli_app.main(["serve", "--model", "/no/such/model", *arguments]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: tls_cert is {str(pem)!r} and tls_key is {str(pem)!r}; give PEM files")
