@@ -18,6 +18,7 @@ POLICIES = ("lru", "lrfu", "fifo", "ttl")
 LOAD_MODES = ("auto", "always", "never")
 LoadMode = Literal["auto", "always", "never"]
 DEVICES = ("auto", "cpu", "cuda")
+MAX_STOP_CHARS = 4096  # each answer has an automaton of them, which is made between two steps of all
 MAX_THREADS = 1024  # each costs memory and a place among the processes; no machine gains from more
 
 _UNITS = {
@@ -236,6 +237,9 @@ class SamplingParams:
             self.stop,
             "it must be one to sixteen texts, none of them empty",
         )
+        length = sum(map(len, stops or ()))
+        if length > MAX_STOP_CHARS:
+            raise ConfigError(f"stop has {length} characters; its texts may have {MAX_STOP_CHARS} in all")
         object.__setattr__(self, "stop_strings", stops)
         ids = _listed(self.stop_token_ids)
         _check(
