@@ -186,7 +186,8 @@ class SamplingParams:
     likely as the likeliest. repetition_penalty applies to prompt and answer, presence_penalty and
     frequency_penalty to the answer. seed: makes the draw repeat, whatever else runs beside it.
     stop, stop_token_ids: end the answer (the text or token itself is left out unless
-    include_stop_str_in_output). min_tokens: no stop token before so many. max_tokens: None is as many as fit.
+    include_stop_str_in_output); at most 16 texts, 4,096 characters together. min_tokens: no stop token before
+    so many. max_tokens: None is as many as fit.
     logprobs, prompt_logprobs: how many of the likeliest tokens to report at each place, beside the token
     itself (None: no report); of the model's own distribution, before temperature and penalties.
     """

@@ -8,6 +8,7 @@ from faulty_files import files_of
 from stored import CONTEXT, blocks, drops, options
 
 from kvstrata.cli.app import main
+from kvstrata.errors import ConfigError
 from kvstrata.tiers.disk import DiskTier
 
 
@@ -101,3 +102,10 @@ def test_a_salt_is_shown_as_it_is_and_does_nothing_to_the_terminal(
         out = capsys.readouterr().out
         assert (salt if salt.isprintable() else repr(salt)[1:-1]) in out
         assert "\x1b" not in out
+
+
+def test_a_folder_that_is_named_twice_is_told_as_that(tmp_path: Path):
+    tier = DiskTier(options(tmp_path), CONTEXT)
+    with pytest.raises(ConfigError, match="in use by this process already; name a folder once"):
+        DiskTier(options(tmp_path), CONTEXT)
+    tier.close()
