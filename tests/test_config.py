@@ -76,6 +76,7 @@ def test_an_unknown_setting_lists_the_known_ones() -> None:
         ({"min_tokens": 20}, "min_tokens is 20; it must be a whole number from 0 to 16"),
         ({"stop": ["a", ""]}, "stop is .*; it must be one to sixteen texts"),
         ({"stop": [3]}, "stop is"),
+        ({"stop": ["a" * 4000, "b" * 97]}, "stop has 4097 characters; its texts may have 4096 in all"),
         ({"stop_token_ids": [-1]}, "stop_token_ids is"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),
         ({"presence_penalty": 3}, "presence_penalty is 3"),

@@ -18,6 +18,7 @@ POLICIES = ("lru", "lrfu", "fifo", "ttl")
 LOAD_MODES = ("auto", "always", "never")
 LoadMode = Literal["auto", "always", "never"]
 DEVICES = ("auto", "cpu", "cuda")
+MAX_STOP_CHARS = 4096  # each answer has an automaton of them, which is made between two steps of all
 MAX_THREADS = 1024  # each costs memory and a place among the processes; no machine gains from more
 
 _UNITS = {
@@ -185,7 +186,8 @@ class SamplingParams:
     likely as the likeliest. repetition_penalty applies to prompt and answer, presence_penalty and
     frequency_penalty to the answer. seed: makes the draw repeat, whatever else runs beside it.
     stop, stop_token_ids: end the answer (the text or token itself is left out unless
-    include_stop_str_in_output). min_tokens: no stop token before so many. max_tokens: None is as many as fit.
+    include_stop_str_in_output); at most 16 texts, 4,096 characters together. min_tokens: no stop token before
+    so many. max_tokens: None is as many as fit.
     logprobs, prompt_logprobs: how many of the likeliest tokens to report at each place, beside the token
     itself (None: no report); of the model's own distribution, before temperature and penalties.
     """
@@ -236,6 +238,9 @@ class SamplingParams:
             self.stop,
             "it must be one to sixteen texts, none of them empty",
         )
+        length = sum(map(len, stops or ()))
+        if length > MAX_STOP_CHARS:
+            raise ConfigError(f"stop has {length} characters; its texts may have {MAX_STOP_CHARS} in all")
         object.__setattr__(self, "stop_strings", stops)
         ids = _listed(self.stop_token_ids)
         _check(

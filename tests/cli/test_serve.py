@@ -64,6 +64,10 @@ def test_truths_come_from_the_environment_in_words(shown: Shown, monkeypatch: py
         ("port = 70000", "port is 70000"),
         ("log_prompts = 1", "log_prompts is 1"),
         ("= 1", "no TOML"),
+        ("port = " + "9" * 5000, "no TOML"),
+        ("port = " + "[" * 5000, "no TOML"),
+        ('api_key_file = "a\\u0000"', "api_key_file is 'a\\x00'"),
+        ('chat_template = "a\\u0000"', "chat_template is 'a\\x00'"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_that_names_it(text, told, tmp_path, capsys):
@@ -140,3 +144,24 @@ def test_the_metrics_key_is_one_of_its_own(shown: Shown, monkeypatch: pytest.Mon
     assert cli_app.main(["serve", "--print-config", "--metrics-key-file", str(file)]) == 1
     monkeypatch.setenv("KVSTRATA_ADMIN_KEY", "another-secret")
     assert cli_app.main(["serve", "--print-config"]) == 1  # one secret, two purposes
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example", "a\0b", "256.1.1.1"])
+def test_a_host_that_cannot_be_one_is_told_in_one_line(host: str, capsys: pytest.CaptureFixture[str]):
+    assert cli_app.main(["serve", "--port", "0", "--insecure", "--host", host]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: host is {host!r}; it is no address of this machine")
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"junk", b"-----BEGIN CERTIFICATE-----\n\n-----END CERTIFICATE-----\n"]
+)
+def test_tls_files_that_are_none_show_before_a_model_is_loaded(
+    text: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pem = tmp_path / "server.pem"
+    pem.write_bytes(text)
+    arguments = ("--port", "0", "--tls-cert", str(pem), "--tls-key", str(pem))
+    assert cli_app.main(["serve", "--model", "/no/such/model", *arguments]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"error: tls_cert is {str(pem)!r} and tls_key is {str(pem)!r}; give PEM files")

@@ -8,6 +8,7 @@ from faulty_files import files_of
 from stored import CONTEXT, blocks, drops, options
 
 from kvstrata.cli.app import main
+from kvstrata.errors import ConfigError
 from kvstrata.tiers.disk import DiskTier
 
 
@@ -86,3 +87,25 @@ def test_what_cannot_be_looked_at_is_one_clear_line(
     assert out == ""
     assert says in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("salt", ["[/x]", "[bold]", "\x1b[31mred", "line\nline"])
+def test_a_salt_is_shown_as_it_is_and_does_nothing_to_the_terminal(
+    salt: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    tier = DiskTier(options(tmp_path), CONTEXT)
+    drops(tier, blocks(1, salt=salt))
+    tier.close()
+    for command in ("ls", "stat"):
+        assert main(["store", command, f"disk://{tmp_path / 'store'}"]) == 0
+        out = capsys.readouterr().out
+        assert (salt if salt.isprintable() else repr(salt)[1:-1]) in out
+        assert "\x1b" not in out
+
+
+def test_a_folder_that_is_named_twice_is_told_as_that(tmp_path: Path):
+    tier = DiskTier(options(tmp_path), CONTEXT)
+    with pytest.raises(ConfigError, match="in use by this process already; name a folder once"):
+        DiskTier(options(tmp_path), CONTEXT)
+    tier.close()

@@ -8,10 +8,12 @@ import os
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
+import threading
 from fcntl import ioctl
 
 import pytest
@@ -155,6 +157,34 @@ def test_without_a_server_there_is_one_clear_line(capsys: pytest.CaptureFixture[
     assert main(["top", "--once", "--url", "http://127.0.0.1:9"]) == 1
     told = capsys.readouterr().err
     assert told.startswith("error: no server answers at http://127.0.0.1:9 (")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["http://a b", "http://a..b", "http://127.0.0.1:99999", "http://[x"])
+def test_an_address_that_is_none_is_told_in_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once", "--url", url]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1
+    assert "internal error" not in told
+
+
+@pytest.mark.parametrize("reply", [b"SSH-2.0-x\r\n", b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"])
+def test_what_is_no_http_server_is_told_in_one_line(reply: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(4096)
+                client.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert main(["top", "--once", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}"]) == 1
+        thread.join()
+    told = capsys.readouterr().err
+    assert told.startswith("error: no server answers at http://127.0.0.1:")
     assert told.count("\n") == 1
 
 

@@ -8,6 +8,7 @@ import pytest
 from toy import toy_tokenizer
 
 from kvstrata.engine.outputs import Delta
+from kvstrata.server.problems import ApiError
 from kvstrata.server.replies import ChatReply, CompletionReply, Head, Reply
 from kvstrata.server.requests import ChatRequest, CompletionRequest
 
@@ -63,3 +64,10 @@ def test_a_chat_answer_tells_its_role_once() -> None:
     deltas = [Delta("r", index=0, text=text, token_ids=[5]) for text in "abc"]
     told = [choice["delta"] for choice in choices(reply, *deltas)]
     assert told == [{"role": "assistant", "content": ""}, *({"content": text} for text in "abc")]
+
+
+def test_an_error_repeats_little_of_what_a_client_sent():
+    message = str(ApiError(400, f"stop is {'x' * 10**6!r}; it must be short"))
+    assert len(message) < 1100
+    assert message.startswith("stop is 'xxx")
+    assert message.endswith("it must be short")

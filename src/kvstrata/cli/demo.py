@@ -73,7 +73,8 @@ def _row(question: str, run: RequestOutput) -> dict[str, Any]:
 
 def _show(llm: LLM, hello: RequestOutput, runs: list[RequestOutput]) -> None:
     console = stdout_console()
-    console.print(f"\n[bold]{_CAPITAL}[/bold]\n  {hello.outputs[0].text.strip()}\n")
+    console.print(f"\n{_CAPITAL}", style="bold")
+    console.print(f"  {hello.outputs[0].text.strip()}\n")
     console.print(
         f"Now three questions about a handbook of {runs[0].usage.prompt_tokens:,} tokens. The first computes "
         "the keys and values of all of them;\nthe others find them in the cache and compute only what is new."

@@ -70,7 +70,8 @@ def open_missing_streams() -> None:
 def _console(stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return Console(stderr=stderr, width=width, highlight=False)
+    # No markup: texts that clients chose, such as cache salts, may look like it.
+    return Console(stderr=stderr, width=width, highlight=False, markup=False)
 
 
 def _finite(value: Any) -> Any:

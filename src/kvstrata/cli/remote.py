@@ -7,6 +7,7 @@ import os
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -53,7 +54,7 @@ class Remote:
                 return text
         except urllib.error.HTTPError as error:
             raise RemoteError(self._refusal(path, error.code), error.code) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise RemoteError(f"no server answers at {self.url} ({_reason(error)}); {_START}") from error
 
     def get_json(self, path: str, timeout: float = 5.0) -> dict[str, Any]:

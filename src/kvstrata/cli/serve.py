@@ -135,7 +135,7 @@ def _read_template(resolved: dict[str, sources.Resolved]) -> None:
         return
     try:
         text = Path(setting.value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a ValueError: no text, or no path can be so
         raise ConfigError(f"chat_template is {setting.value!r}; it cannot be read: {error}") from error
     resolved["chat_template"] = sources.Resolved(text, setting.source)
 
@@ -146,8 +146,8 @@ def _tell(resolved: Mapping[str, sources.Resolved], settings: Mapping[str, Any],
     for name, setting in resolved.items():
         chosen = "" if setting.source == "default" else f"  ({setting.source})"
         shown = "(a text)" if name == "chat_template" and setting.value else settings[name]
-        console.print(f"{name} = {shown}{chosen}", style="dim", soft_wrap=True, markup=False)
-    console.print(f"keys = {', '.join(keys.names) or 'none'}", style="dim", soft_wrap=True, markup=False)
+        console.print(f"{name} = {shown}{chosen}", style="dim", soft_wrap=True)
+    console.print(f"keys = {', '.join(keys.names) or 'none'}", style="dim", soft_wrap=True)
 
 
 def _with_flags(command: Callable[..., int]) -> Callable[..., int]:

@@ -154,7 +154,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     console = stdout_console()
-    console.print(f"{result['model_type']}: {result['model']}", soft_wrap=True, markup=False)
+    console.print(f"{result['model_type']}: {result['model']}", soft_wrap=True)
     total = f"({_unit(result['total_bytes'])}) in {result['kv_dtype']}"
     console.print(f"\n{result['formula']} {total}\n", soft_wrap=True)
 
@@ -203,7 +203,7 @@ def _print(result: dict[str, Any]) -> None:
             f"{result['sequences_that_fit_beside_weights']:,} sequences"
         )
     for note in result["notes"]:
-        console.print(f"Note: {note}", markup=False)
+        console.print(f"Note: {note}")
 
 
 def _unit(size: int) -> str:

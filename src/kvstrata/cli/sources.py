@@ -78,7 +78,7 @@ def read_file(path: str, known: Mapping[str, Any]) -> dict[str, Any]:
             settings = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"config is {path!r}; it cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers too long for Python, and endless brackets
         raise ConfigError(f"config is {path!r}; it is no TOML: {error}") from error
     for name in settings:
         if name not in known:

@@ -59,7 +59,7 @@ def ls(
             row["fingerprint"][:_SHORT],
             str(row["group"]),
             str(row["depth"]),
-            row["salt"],
+            row["salt"] if row["salt"].isprintable() else repr(row["salt"]),
             row["origin"],
             f"{row['bytes'] / 1024:,.0f}",
             _duration(row["age_s"]),

@@ -100,8 +100,9 @@ def read_keys(path: str, field: str, kind: Kind = "api") -> list[ApiKey]:
     """Keys from a file. Raises ConfigError where it cannot be read or holds none."""
     try:
         lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+    except (OSError, ValueError) as error:  # a ValueError: no text, or no path can be so
+        is_no_text = isinstance(error, UnicodeDecodeError)
+        reason = "it is no UTF-8 text" if is_no_text else getattr(error, "strerror", None) or error
         raise ConfigError(f"{field} is {path!r}; it cannot be read: {reason}") from error
     keys = parse_keys((line for line in lines if line and line[0] != "#"), f"{field} {path!r}", kind)
     if not keys:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from kvstrata.errors import KVStrataError, OverloadedError, StoppedError
 
+_LONGEST = 1000  # characters of a message, to the client and in the log
 CLIENT_CLOSED = 499  # for the log: nobody is there any more to see a status
 
 _TYPES = {
@@ -43,7 +44,7 @@ class ApiError(Exception):
         retry_after: int | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(_short(message))
         self.status = status
         self.code = code
         self.param = param
@@ -68,6 +69,13 @@ class ApiError(Exception):
         return Response(
             json.dumps(self.body()), self.status, headers=self.headers, media_type="application/json"
         )
+
+
+def _short(message: str) -> str:
+    """A message without the middle of what a client sent, which may have millions of characters."""
+    if len(message) <= _LONGEST:
+        return message
+    return f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
 
 
 def api_error(error: Exception, fields: Container[str] = ()) -> ApiError:

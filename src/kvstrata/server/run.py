@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,13 +30,16 @@ _BACKLOG = 2048
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """A socket bound to the address: a taken port shows before a model is loaded. Raises ConfigError."""
+    """A socket bound to the address: a taken port shows before a model is loaded, and so do TLS files that
+    cannot be used. Raises ConfigError.
+    """
+    _check_tls(config)
     try:
         [family, kind, protocol, _, address] = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError: no name of a host can be so
         raise ConfigError(f"host is {config.host!r}; it is no address of this machine: {error}") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -46,6 +50,19 @@ def listen(config: ServerConfig) -> socket.socket:
             f"port is {config.port}; {config.host} cannot listen there: {error.strerror}"
         ) from error
     return listener
+
+
+def _check_tls(config: ServerConfig) -> None:
+    if config.tls_cert is None:
+        return
+    try:
+        # With an empty passphrase, since OpenSSL would ask the terminal for one and wait.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key, lambda: "")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"tls_cert is {config.tls_cert!r} and tls_key is {config.tls_key!r}; give PEM files of a "
+            f"certificate and its key, without a passphrase: {error}"
+        ) from error
 
 
 def url_of(config: ServerConfig, listener: socket.socket) -> str:

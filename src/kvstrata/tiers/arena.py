@@ -31,7 +31,7 @@ class SlotArena:
         self.slots = size // sum(strides)
         if self.slots < 1:
             raise ConfigError(f"{name} is {size} bytes; one block takes {sum(strides)}: give more")
-        memory = block_memory(self.slots * sum(strides), torch.device("cpu")).numpy()
+        memory = block_memory(self.slots * sum(strides), torch.device("cpu"), name).numpy()
         self._payload_bytes = tuple(payload_bytes)
         self._strides = strides
         self._parts: list[Bytes] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstrata.errors import ConfigError
-from kvstrata.tiers.ram import RamTier
+from kvstrata.tiers.ram import RamOptions, RamTier
 from kvstrata.tiers.tier import StoreContext, Tier
 from kvstrata.tiers.url import TierUrl, parse_tier_url
 
@@ -16,16 +16,26 @@ def _disk(url: TierUrl, context: StoreContext) -> Tier:
     return DiskTier.open(url, context)
 
 
+def _check_disk(url: TierUrl) -> object:
+    from kvstrata.tiers.disk.options import DiskOptions  # noqa: PLC0415
+
+    return DiskOptions.from_url(url)
+
+
+_CHECKS: dict[str, Callable[[TierUrl], object]] = {"ram": RamOptions.from_url, "disk": _check_disk}
 _SCHEMES: dict[str, Callable[[TierUrl, StoreContext], Tier]] = {"ram": RamTier.open, "disk": _disk}
 
 
 def check_tier_url(text: str) -> TierUrl:
-    """Take a tier's URL apart. Raises ConfigError for an unknown kind, naming those there are."""
+    """Take a tier's URL apart. Raises ConfigError for an unknown kind, naming those there are, and for
+    options that cannot be right; what is there is not looked at.
+    """
     url = parse_tier_url(text)
     if url.scheme not in _SCHEMES:
         raise ConfigError(
             f"tier {text!r} is of kind {url.scheme!r}; the kinds are {', '.join(sorted(_SCHEMES))}"
         )
+    _CHECKS[url.scheme](url)
     return url
 
 

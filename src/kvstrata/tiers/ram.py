@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -40,6 +41,35 @@ T = TypeVar("T")
 OPTIONS = ("size", "policy", "ttl", "quota")
 DEFAULT_SIZE = 1 << 30
 DEFAULT_POLICY = "lrfu"
+
+
+@dataclass(frozen=True)
+class RamOptions:
+    """Settings of one RAM tier; see `RamTier` for what they mean."""
+
+    size: int
+    policy: str
+    ttl: float | None
+    quota: int | None
+
+    @classmethod
+    def from_url(cls, url: TierUrl) -> RamOptions:
+        """The settings in a URL. Raises ConfigError naming the option, its value and what would be right."""
+        url.reject_unknown(OPTIONS)
+        if url.netloc or url.path.strip("/"):
+            raise ConfigError(f"tier {url.text!r} names a place; ram has none: ram://?size=4GiB")
+        options = url.options
+        policy = options.get("policy", DEFAULT_POLICY)
+        if policy not in ORDERS:
+            raise ConfigError(f"policy of tier {url.text!r} is {policy!r}; choose one of {', '.join(ORDERS)}")
+        return cls(
+            size=parse_bytes(options.get("size", DEFAULT_SIZE), f"size of tier {url.text!r}"),
+            policy=policy,
+            ttl=parse_seconds(options["ttl"], f"ttl of tier {url.text!r}") if "ttl" in options else None,
+            quota=parse_bytes(options["quota"], f"quota of tier {url.text!r}")
+            if "quota" in options
+            else None,
+        )
 
 
 class RamTier:
@@ -80,22 +110,8 @@ class RamTier:
     @classmethod
     def open(cls, url: TierUrl, context: StoreContext) -> RamTier:
         """The tier that a URL names. Raises ConfigError."""
-        url.reject_unknown(OPTIONS)
-        if url.netloc or url.path.strip("/"):
-            raise ConfigError(f"tier {url.text!r} names a place; ram has none: ram://?size=4GiB")
-        options = url.options
-        policy = options.get("policy", DEFAULT_POLICY)
-        if policy not in ORDERS:
-            raise ConfigError(f"policy of tier {url.text!r} is {policy!r}; choose one of {', '.join(ORDERS)}")
-        return cls(
-            context,
-            parse_bytes(options.get("size", DEFAULT_SIZE), f"size of tier {url.text!r}"),
-            policy=policy,
-            ttl=parse_seconds(options["ttl"], f"ttl of tier {url.text!r}") if "ttl" in options else None,
-            quota=parse_bytes(options["quota"], f"quota of tier {url.text!r}")
-            if "quota" in options
-            else None,
-        )
+        given = RamOptions.from_url(url)
+        return cls(context, given.size, policy=given.policy, ttl=given.ttl, quota=given.quota)
 
     def lookup(self, addresses: Sequence[Address]) -> list[bool]:
         """Whether each block is there and has not expired."""

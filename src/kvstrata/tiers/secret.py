@@ -23,8 +23,9 @@ def signing_key(source: str) -> bytes:
     elif kind == "file" and place:
         try:
             key = Path(place).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"hmac is {source!r}, which cannot be read: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # a ValueError: no path can be so
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"hmac is {source!r}, which cannot be read: {reason}") from None
     else:
         raise ConfigError(f"hmac is {source!r}; give env:NAME or file:PATH, where the key is")
     key = key.strip()

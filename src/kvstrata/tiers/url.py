@@ -32,11 +32,17 @@ class TierUrl:
 
 def parse_tier_url(text: str) -> TierUrl:
     """Take a URL apart. Raises ConfigError for what is none, or names an option twice or without value."""
-    parts = urlsplit(text) if isinstance(text, str) else None
-    if parts is None or not parts.scheme or "://" not in text:
+    try:
+        parts = urlsplit(text) if isinstance(text, str) and "://" in text else None
+        query = parse_qsl(parts.query, keep_blank_values=True) if parts is not None else []
+    except ValueError:  # a bracket without its other, say
+        parts = None
+    if parts is None or not parts.scheme:
         raise ConfigError(f"tier {text!r} is no URL; give one such as ram://?size=4GiB")
+    if parts.fragment or "\0" in unquote(text):
+        raise ConfigError(f"tier {text!r} has a # or a zero byte; write %23 for a # in a folder's name")
     options: dict[str, str] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+    for name, value in query:
         if name in options:
             raise ConfigError(f"tier {text!r} has option {name!r} twice; give it once")
         options[name] = value

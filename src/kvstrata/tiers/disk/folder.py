@@ -96,6 +96,10 @@ def _take_lock(path: Path) -> int:
     except BlockingIOError:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
+        if owner == str(os.getpid()):
+            raise ConfigError(
+                f"disk tier {str(path)!r} is in use by this process already; name a folder once"
+            ) from None
         raise ConfigError(
             f"disk tier {str(path)!r} is in use by process {owner}; give another folder, or ro=1 to read it"
         ) from None
