@@ -21,7 +21,7 @@ from kvstrata.errors import ConfigError
 Bytes = npt.NDArray[np.uint8]
 
 _POPULATE_WRITE = 23  # of madvise, since Linux 5.14: pages are there as if written to, and keep their bytes
-_PORTION_BYTES = 4 << 20
+_PORTION_BYTES = 2 << 20  # other threads' mappings wait for one at most
 _LEFT_FREE = 4  # populating stops where less than this part of the machine's memory is free
 
 

@@ -176,7 +176,7 @@ class RamTier:
         self._closed = True
         self._stores.close()
         self._loads.close()
-        self._populating.close()
+        self._populating.close(0)  # not waited for: it may get no processor for long
         self.clear()
 
     def _populate(self) -> None:
