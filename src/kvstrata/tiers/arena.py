@@ -6,7 +6,9 @@ split fits what is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,10 @@ from kvstrata.cache.memory import block_memory
 from kvstrata.errors import ConfigError
 
 Bytes = npt.NDArray[np.uint8]
+
+_POPULATE_WRITE = 23  # of madvise, since Linux 5.14: pages are there as if written to, and keep their bytes
+_PORTION_BYTES = 2 << 20  # other threads' mappings wait for one at most
+_LEFT_FREE = 4  # populating stops where less than this part of the machine's memory is free
 
 
 class SlotArena:
@@ -61,3 +67,29 @@ class SlotArena:
         """The payload's bytes: uint8 `[payload_bytes]`."""
         begin = slot * self._strides[group]
         return self._parts[group][begin : begin + self._payload_bytes[group]]
+
+    def populate(self) -> Iterator[None]:
+        """Take the arena's pages from the system, some with each step, the first slots first.
+
+        The first write to a page costs many times what later ones do, most of all in a virtual machine whose
+        host has to find it too. May run beside writes to the slots. Ends early where the system cannot do
+        this, or memory is short: pages then come when they are written, as they do without.
+        """
+        each = max(1, _PORTION_BYTES // sum(self._strides))
+        for first in range(0, self.slots, each):
+            if os.sysconf("SC_AVPHYS_PAGES") * _LEFT_FREE < os.sysconf("SC_PHYS_PAGES"):
+                return
+            for part, stride in zip(self._parts, self._strides, strict=True):
+                if not _populate(part[first * stride : (first + each) * stride]):
+                    return
+            yield
+
+
+def _populate(memory: Bytes) -> bool:
+    """Whether the pages of this memory, which begins and ends with one, are there now.
+
+    By ctypes, since `mmap.madvise` keeps other threads from running meanwhile.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    address, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
+    return bool(madvise(address, size, ctypes.c_int(_POPULATE_WRITE)) == 0)

@@ -34,7 +34,7 @@ from kvstrata.tiers.tier import (
     TierUsage,
 )
 from kvstrata.tiers.url import TierUrl, parse_seconds
-from kvstrata.tiers.worker import Worker, completed, step_back
+from kvstrata.tiers.worker import Worker, completed, stand_by, step_back
 
 T = TypeVar("T")
 
@@ -102,6 +102,8 @@ class RamTier:
         self._loads = Worker("kvstrata-ram-load")
         self._stores = Worker("kvstrata-ram-store", step_back)
         self._closed = False
+        self._populating = Worker("kvstrata-ram-populate", stand_by)
+        self._populating.submit(self._populate)
         self._capacity = self._arena.slots * sum(
             self._arena.stride(group) for group in range(len(context.payload_bytes))
         )
@@ -190,7 +192,14 @@ class RamTier:
         self._closed = True
         self._stores.close()
         self._loads.close()
+        self._populating.close(0)  # not waited for: it may get no processor for long
         self.clear()
+
+    def _populate(self) -> None:
+        """Take the arena's memory from the system before stores need it, while there is time."""
+        for _ in self._arena.populate():
+            if self._closed:
+                return
 
     def _load(self, wanted: Sequence[Identity], into: Sequence[memoryview]) -> list[Loaded]:
         begin = time.perf_counter()

@@ -17,10 +17,24 @@ _NICENESS = 10
 
 
 def step_back() -> None:
-    """Let this thread have the processor when others do not want it: stores can wait, steps cannot."""
+    """Let this thread have the processor when others do not want it: stores can wait, steps cannot.
+
+    A batch thread does not interrupt others when it wakes: one that takes a core from a kernel's threads
+    makes all of them wait for the last.
+    """
     if hasattr(os, "setpriority"):
         with suppress(OSError):  # Linux counts niceness by thread; elsewhere, or forbidden, it is as it was
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def stand_by() -> None:
+    """Let this thread run only where a processor has nothing else to do: nobody waits for it."""
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 class Worker:
