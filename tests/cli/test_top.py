@@ -26,6 +26,13 @@ from kvstrata.cli.top_samples import growth, quantiles, rate, read
 from kvstrata.cli.top_view import bar_of, page, plain, sparkline
 
 URL = "http://127.0.0.1:8000"
+# Where the suite runs in the background its children ignore SIGINT; those of a terminal do not.
+HEEDS_INTERRUPTS = """
+import signal
+from kvstrata.cli.app import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+raise SystemExit(main())
+"""
 
 
 def metrics(second: int) -> str:
@@ -209,7 +216,7 @@ def test_the_live_view_ends_when_asked_and_leaves_the_terminal_as_it_was(way: st
     before = termios.tcgetattr(theirs)
     with toy_server() as server:
         process = subprocess.Popen(
-            [sys.executable, "-m", "kvstrata", "top", "--url", server.url, "--interval", "0.1"],
+            [sys.executable, "-c", HEEDS_INTERRUPTS, "top", "--url", server.url, "--interval", "0.1"],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
