@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -226,10 +229,28 @@ def test_a_cleared_tier_is_empty_for_the_next_process_too(open_tier: Open):
     assert misses(again, blocks(4)) == [HIT] * 4
 
 
-def test_a_second_process_is_refused_or_reads_beside_the_first(open_tier: Open):
+OPENS = """
+import sys
+from kvstrata.errors import ConfigError
+from kvstrata.tiers.disk import DiskTier
+from kvstrata.tiers.tier import StoreContext
+from kvstrata.tiers.url import parse_tier_url
+try:
+    DiskTier.open(parse_tier_url(sys.argv[1]), StoreContext(bytes(32), 16, (4096,)))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_second_process_is_refused_or_reads_beside_the_first(open_tier: Open, tmp_path: Path):
     writer, records = open_tier(), blocks(4)
     drops(writer, records)
-    with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}.*ro=1"):
+    url = f"disk://{tmp_path / 'store'}?size=16MiB"
+    other = subprocess.run(
+        [sys.executable, "-c", OPENS, url], stdout=subprocess.PIPE, text=True, timeout=120, check=True
+    )
+    assert re.search(f"in use by process {os.getpid()}.*ro=1", other.stdout)
+    with pytest.raises(ConfigError, match=r"in use by this process already; name a folder once"):
         open_tier()
     reader = open_tier(read_only=True)
     assert misses(reader, records) == [HIT] * 4
