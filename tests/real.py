@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,3 +112,12 @@ def assert_same(expected: CompletionOutput, got: CompletionOutput) -> None:
         if first - second < NEAR_TIE:
             return
         assert got.token_ids[place] == token
+
+
+def bits(output: CompletionOutput) -> list[object]:
+    """Everything that was computed, floats as their bytes."""
+    assert output.logprobs is not None
+    return [
+        output.token_ids,
+        [{t: struct.pack("<d", p.logprob) for t, p in listed.items()} for listed in output.logprobs],
+    ]

@@ -132,6 +132,19 @@ class Toy:
         self.cache.check_integrity()
         return deltas
 
+    def tick(self, aborts: dict[str, int]) -> dict[str, RequestOutput]:
+        """A second passes, and a step; what ended in it.
+
+        aborts: ticks until a request is aborted, counted down here.
+        """
+        for name in [name for name, left in aborts.items() if left == 0]:
+            self.engine.abort(name)
+            del aborts[name]
+        for name in aborts:
+            aborts[name] -= 1
+        self.clock.now += 1.0
+        return {d.request_id: d.result for d in self.step() if d.result is not None}
+
     def assert_idle(self) -> None:
         """Nothing held: every block is free or cached."""
         self.cache.check_integrity()

@@ -318,15 +318,6 @@ def test_random_requests_over_a_tiny_pool_and_tier(  # type: ignore[no-untyped-d
     asked = []
     aborts: dict[str, int] = {}
 
-    def step() -> None:
-        for name in [name for name, left in aborts.items() if left == 0]:
-            toy.engine.abort(name)
-            del aborts[name]
-        for name in aborts:
-            aborts[name] -= 1
-        toy.clock.now += 1.0
-        results.update({d.request_id: d.result for d in toy.step() if d.result is not None})
-
     for number, (which, shared, own, pause, n, priority, abort) in enumerate(plan):
         prompt = [*prompt_of(which, shared), *(91 + (number + i) % 4 for i in range(own))][:40]
         params = SamplingParams(n=n, seed=number, max_tokens=6, ignore_eos=True)
@@ -336,10 +327,10 @@ def test_random_requests_over_a_tiny_pool_and_tier(  # type: ignore[no-untyped-d
         if abort is not None:
             aborts[str(number)] = abort
         for _ in range(pause):
-            step()
+            results |= toy.tick(aborts)
     for _ in range(3000):
         if toy.engine.has_unfinished:
-            step()
+            results |= toy.tick(aborts)
     for number, (prompt, params) in enumerate(asked):
         alone = make_toy(blocks=256, windows=windows, token_budget=256)
         alone.engine.add_request("x", prompt, params)

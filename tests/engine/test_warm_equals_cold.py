@@ -154,15 +154,6 @@ def run_plan(toy: Toy, plan) -> dict:  # type: ignore[no-untyped-def, type-arg]
     results = {}
     aborts: dict[str, int] = {}
 
-    def step() -> None:
-        for name in [name for name, left in aborts.items() if left == 0]:
-            toy.engine.abort(name)
-            del aborts[name]
-        for name in aborts:
-            aborts[name] -= 1
-        toy.clock.now += 1.0
-        results.update({d.request_id: d.result for d in toy.step() if d.result is not None})
-
     for number, (which, shared, own, answer, n, priority, greedy, pause, abort) in enumerate(plan):
         toy.engine.add_request(
             str(number),
@@ -175,11 +166,11 @@ def run_plan(toy: Toy, plan) -> dict:  # type: ignore[no-untyped-def, type-arg]
         if abort is not None:
             aborts[str(number)] = abort
         for _ in range(pause):
-            step()
+            results |= toy.tick(aborts)
     for _ in range(5000):
         if not toy.engine.has_unfinished:
             return results
-        step()
+        results |= toy.tick(aborts)
     raise AssertionError("the engine does not come to rest")
 
 

@@ -5,18 +5,17 @@ With the native kernels and packed weights, in the pool's default format. Compar
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from real import RealModel, run
+from real import RealModel, bits, run
 from scale import scaled
 
 from kvstrata import SamplingParams, kernels
 from kvstrata.engine.engine import Engine
-from kvstrata.engine.outputs import CompletionOutput, RequestOutput
+from kvstrata.engine.outputs import RequestOutput
 from kvstrata.tiers.ram import RamTier
 
 pytestmark = [
@@ -49,15 +48,6 @@ def engine(model: RealModel, **settings: object) -> Engine:
 def prompts(model: RealModel, count: int, length: int = 50) -> list[list[int]]:
     ids = model.tokenizer.encode(TEXT)
     return [ids[29 * n : 29 * n + length + n % 7] for n in range(count)]
-
-
-def bits(output: CompletionOutput) -> list[object]:
-    """Everything that was computed, floats as their bytes."""
-    assert output.logprobs is not None
-    return [
-        output.token_ids,
-        [{t: struct.pack("<d", p.logprob) for t, p in listed.items()} for listed in output.logprobs],
-    ]
 
 
 def alone(model: RealModel, prompt: list[int], params: SamplingParams = ANSWER) -> list[object]:

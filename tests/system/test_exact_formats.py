@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pytest
-from real import RealModel, run
+from real import RealModel, bits, run
 
 from kvstrata import SamplingParams, kernels
 from kvstrata.engine.engine import Engine
@@ -48,24 +47,19 @@ def serve(
     return run(engine)
 
 
-def bits(result: RequestOutput) -> list[object]:
-    output = result.outputs[0]
-    assert output.logprobs is not None
-    return [
-        output.token_ids,
-        [{t: struct.pack("<d", p.logprob) for t, p in listed.items()} for listed in output.logprobs],
-    ]
+def answer(result: RequestOutput) -> list[object]:
+    return bits(result.outputs[0])
 
 
 def cold(model: RealModel, fmt: str, ids: list[int]) -> list[object]:
-    return bits(serve(model.engine(kv_dtype=fmt), {"x": ids})["x"])
+    return answer(serve(model.engine(kv_dtype=fmt), {"x": ids})["x"])
 
 
 def test_in_a_batch_and_in_chunks(model: RealModel, fmt: str) -> None:
     asked = {str(n): prompt(model, 40 + 31 * n, start=29 * n) for n in range(5)}
     results = serve(model.engine(kv_dtype=fmt, token_budget=17), asked)
     for name in ("0", "4"):
-        assert bits(results[name]) == cold(model, fmt, asked[name])
+        assert answer(results[name]) == cold(model, fmt, asked[name])
 
 
 def test_after_a_hit_in_the_pool(model: RealModel, fmt: str) -> None:
@@ -76,7 +70,7 @@ def test_after_a_hit_in_the_pool(model: RealModel, fmt: str) -> None:
         serve(served, {"first": [*ids[:boundary], 7]}, ONE)
         warm = serve(served, {"warm": ids})["warm"]
         assert warm.usage.cached_tokens == boundary
-        assert bits(warm) == expected
+        assert answer(warm) == expected
 
 
 @pytest.mark.parametrize("kind", ["ram", "disk"])
@@ -95,7 +89,7 @@ def test_with_blocks_from_a_tier(model: RealModel, fmt: str, kind: str, tmp_path
     served.reset_cache()
     warm = serve(served, {"warm": ids})["warm"]
     assert warm.usage.cached_by_source[kind] == 639 // BLOCK * BLOCK
-    assert bits(warm) == cold(model, fmt, ids)
+    assert answer(warm) == cold(model, fmt, ids)
     served.close()
 
 
@@ -105,4 +99,4 @@ def test_after_preemption(model: RealModel, fmt: str) -> None:
     results = serve(model.engine(kv_dtype=fmt, blocks=16), asked, longer)
     assert sum(r.timings.preemptions for r in results.values()) > 0
     alone = serve(model.engine(kv_dtype=fmt), {"x": asked["3"]}, longer)["x"]
-    assert bits(results["3"]) == bits(alone)
+    assert answer(results["3"]) == answer(alone)

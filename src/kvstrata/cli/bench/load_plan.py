@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import itertools
 import random
 from collections.abc import Sequence
@@ -12,8 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kvstrata.cli.bench.lengths import Lengths
-from kvstrata.errors import ConfigError
+from kvstrata.cli.bench.lengths import Lengths, azure_lengths, read_trace
 
 # Words that are one token, with the space before them, in most vocabularies.
 _WORDS = """
@@ -44,23 +41,16 @@ def from_trace(path: Path, count: int, longest: int, rate: float | None) -> tupl
 
     rate: arrivals a second that the trace's clock is stretched to (None: as it is). Raises ConfigError.
     """
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            rows = list(itertools.islice(csv.DictReader(file), count))
-        # Seven digits of a second are one more than Python reads.
-        times = [datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp() for row in rows]
-        lengths = [Lengths(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in rows]
-    except FileNotFoundError:
-        raise ConfigError(f"--trace is {str(path)!r}, which does not exist") from None
-    except (KeyError, TypeError, ValueError, OSError, EOFError) as error:
-        raise ConfigError(
-            f"--trace is {str(path)!r}, which has no TIMESTAMP, ContextTokens, GeneratedTokens ({error})"
-        ) from error
-    if not rows:
-        raise ConfigError(f"--trace is {str(path)!r}, which has no requests")
+    rows = read_trace(path, _sent, "has no TIMESTAMP, ContextTokens, GeneratedTokens", count)
+    times, lengths = [at for at, _ in rows], [each for _, each in rows]
     span = times[-1] - times[0]
     stretch = 1.0 if rate is None or span == 0 else (len(times) / rate) / span
     return [(time - times[0]) * stretch for time in times], [_cut(each, longest) for each in lengths]
+
+
+def _sent(row: dict[str, str]) -> tuple[float, Lengths]:
+    # Seven digits of a second are one more than Python reads.
+    return datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp(), azure_lengths(row)
 
 
 def _cut(lengths: Lengths, longest: int) -> Lengths:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,8 +187,6 @@ def disk_ratios(blocks: Blocks, folder: Path, repeats: int) -> dict[str, float |
 @contextlib.contextmanager
 def _fresh(folder: Path, store: Path, context: StoreContext, room: int) -> Iterator[Tier]:
     """An empty disk tier, gone with its files at the end."""
-    import shutil  # noqa: PLC0415
-
     folder.mkdir(parents=True, exist_ok=True)
     tier = open_tier(f"disk://{store.resolve()}?size={room}", context)
     try:
