@@ -257,7 +257,7 @@ class RamTier:
             source = np.frombuffer(record.payload, dtype=np.uint8)
             np.copyto(self._arena.view(record.identity.address.group, slot), source)
         with self._lock:
-            for record, slot in placed:
+            for record, slot in reversed(placed):  # policies need not weigh one whose child they know
                 deadline = min(record.meta.deadline, now + self._ttl)
                 self._index.insert(
                     record.identity.address, Entry(slot, record.identity, record.meta, deadline), now
