@@ -55,7 +55,7 @@ class Tiering:
         self._closed = False
 
     def calibrate(self) -> None:
-        """Compute some tokens to know how long prefill takes, the second time counts; tiers make some reads."""
+        """Compute some tokens to know how long prefill takes (the second time counts); have tiers read."""
         self.stack.probe(_PROBE_SECONDS)
         tokens = min(_PROBE_TOKENS, self._cache.capacity_tokens)
         chain = self._cache.chain([0] * tokens, _PROBE_EXTRAS)
