@@ -52,6 +52,7 @@ _SERVER: Mapping[str, tuple[Any, str]] = {
     "drain_timeout": (float, "Seconds that running requests have to finish when the server is to stop."),
     "log_format": (str, "Format of the log, one line a request: json or logfmt."),
     "log_prompts": (bool, "Write prompts and answers to the log."),
+    "otlp_endpoint": (str | None, "URL of an OpenTelemetry collector that gets a span for each request."),
 }
 _ALL = {**_ENGINE, **_SERVER}
 
@@ -106,6 +107,10 @@ def serve(
         metrics_key=environment.get("KVSTRATA_METRICS_KEY", ""),
     )
     config.check_exposure(has_keys=keys.required)
+    if config.otlp_endpoint is not None:
+        from kvstrata.server.tracing import check_tracing  # noqa: PLC0415  (an extra)
+
+        check_tracing(config.otlp_endpoint)
     settings = {name: sources.masked(setting.value) for name, setting in resolved.items()}
     if print_config and json:
         emit_json({"settings": settings, "keys": keys.names})

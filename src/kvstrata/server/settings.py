@@ -31,6 +31,7 @@ class ServerConfig:
     max_requests_per_key: most requests that one API key may have open (None: any number).
     drain_timeout: seconds that requests have to finish after the first SIGTERM.
     log_format: `json` or `logfmt`, one line a request. log_prompts: prompts and answers go to the log.
+    otlp_endpoint: URL of an OpenTelemetry collector that gets a span for each request (None: no traces).
     """
 
     host: str = "127.0.0.1"
@@ -55,6 +56,7 @@ class ServerConfig:
     drain_timeout: float = 30.0
     log_format: Literal["json", "logfmt"] = "json"
     log_prompts: bool = False
+    otlp_endpoint: str | None = None
     max_body_bytes: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
