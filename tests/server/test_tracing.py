@@ -11,6 +11,7 @@ import pytest
 from served import toy_server
 
 from kvstrata.errors import ConfigError
+from kvstrata.server.settings import ServerConfig
 from kvstrata.server.tracing import Tracing, check_tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -117,13 +118,13 @@ def test_what_fails_while_a_span_is_made_costs_nobody_an_answer(collector, monke
     assert spans(collector) == []
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:4318", "grpc://host:4317", "http://"])
+@pytest.mark.parametrize("url", ["", "127.0.0.1:4318", "grpc://host:4317", "http://"])
 def test_an_address_that_is_none_is_refused(url: str):
     with pytest.raises(ConfigError, match="otlp_endpoint is"):
-        check_tracing(url)
+        ServerConfig(otlp_endpoint=url)
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'kvstrata\[otel\]'"):
-        check_tracing("http://127.0.0.1:4318")
+        check_tracing()
