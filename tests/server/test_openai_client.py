@@ -154,6 +154,21 @@ def test_echo_gives_the_prompt_back_with_its_logprobs(complete):
     assert streamed == choice.text
 
 
+@pytest.mark.parametrize("max_tokens", [0, 5])
+def test_a_streamed_echo_has_the_logprobs_of_a_whole_one(complete, max_tokens: int):
+    asked = {"echo": True, "logprobs": 1, "n": 2, "max_tokens": max_tokens}
+    whole = complete(["The capital of France is", "Two"], **asked)
+    parts: dict[int, list] = {index: [] for index in range(4)}
+    for chunk in complete(["The capital of France is", "Two"], stream=True, **asked):
+        for choice in chunk.choices:
+            parts[choice.index].append(choice)
+    for choice in whole.choices:
+        told = [part.logprobs for part in parts[choice.index] if part.logprobs is not None]
+        assert "".join(part.text for part in parts[choice.index]) == choice.text
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [entry for each in told for entry in getattr(each, name)] == getattr(choice.logprobs, name)
+
+
 def test_prompts_may_be_token_ids(complete):
     assert complete([504, 3575, 282, 4649, 314]).choices[0].text == complete().choices[0].text
     both = complete([[504, 3575], [282, 4649, 314]], max_tokens=2)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from kvstrata.config import RequestOptions, SamplingParams
 from kvstrata.server.problems import ApiError
@@ -24,14 +25,35 @@ def _whole(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_whole)]
 
 
+# One wrong entry is enough to refuse a list: a body can hold hundreds of thousands.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+
+
 def _told(low: float, high: float | None = None) -> Any:
     """A field whose bounds the description tells; `SamplingParams` checks them, in words of its own."""
     bounds: dict[str, Any] = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
     return Field(None, json_schema_extra=bounds)
 
 
+UNKNOWN = "unknown_field"  # a kind of validation error
+_SHOWN = 200  # characters of what a client sent that an error repeats
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields_only(cls, body: Any) -> Any:
+        """Refuse the first unknown field, before there is an error for each of however many there are."""
+        unknown = (name for name in body if name not in cls.model_fields) if isinstance(body, dict) else ()
+        for name in unknown:
+            # Half a surrogate pair, which JSON can spell and UTF-8 cannot, is shown as an escape.
+            shown = str(name)[:_SHOWN].encode(errors="backslashreplace").decode()
+            raise PydanticCustomError(UNKNOWN, "there is no such field", {"name": shown})
+        return body
 
 
 class StreamOptions(_Body):
@@ -61,7 +83,7 @@ class GenerationRequest(_Body):
     presence_penalty: Finite | None = _told(-2, 2)
     frequency_penalty: Finite | None = _told(-2, 2)
     seed: Whole | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     user: str | None = None
     logit_bias: dict[str, Any] | None = Field(None, description="Not supported.")
     # As in vLLM.
@@ -70,7 +92,7 @@ class GenerationRequest(_Body):
     repetition_penalty: Finite | None = _told(0.01, 100)
     min_tokens: Whole | None = _told(0)
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Ids | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: Whole | None = Field(None, description="Lower goes first.")
@@ -128,7 +150,7 @@ class GenerationRequest(_Body):
 class ChatRequest(GenerationRequest):
     """A body of `/v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] = Field(
+    messages: Objects = Field(
         min_length=1,
         json_schema_extra={
             "items": {
@@ -146,10 +168,10 @@ class ChatRequest(GenerationRequest):
         None, description="Further names for the chat template."
     )
     response_format: dict[str, Any] | None = Field(None, description="Only {'type': 'text'}.")
-    tools: list[dict[str, Any]] | None = Field(None, description="Not supported.")
+    tools: Objects | None = Field(None, description="Not supported.")
     tool_choice: str | dict[str, Any] | None = Field(None, description="Only 'none' and 'auto'.")
-    functions: list[dict[str, Any]] | None = Field(None, description="Not supported.")
-    modalities: list[str] | None = Field(None, description="Only ['text'].")
+    functions: Objects | None = Field(None, description="Not supported.")
+    modalities: Texts | None = Field(None, description="Only ['text'].")
     # Taken and not used.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -191,7 +213,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """A body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+    prompt: str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)] = Field(
         json_schema_extra={"minLength": 1, "minItems": 1}
     )
     echo: bool | None = None
@@ -216,10 +238,6 @@ class CompletionRequest(GenerationRequest):
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters. Raises ConfigError."""
-        if self.echo and self.stream and self.logprobs is not None:
-            raise ApiError(
-                400, "echo with logprobs is not streamed; leave out one of the three", param="stream"
-            )
         # The engine answers with one token at least; where only the prompt is wanted, it is not shown.
         limit = 1 if self.echo_only else 16 if self.max_tokens is None else self.max_tokens
         return self.params(
@@ -249,8 +267,8 @@ class ResetRequest(_Body):
 class PinRequest(_Body):
     """A body of `/v1/cache/pin` and `/v1/cache/unpin`: a prompt, or messages, whose blocks are meant."""
 
-    prompt: str | list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
+    prompt: str | Ids | None = None
+    messages: Objects | None = None
     key: str | None = Field(
         None,
         description="Name of the API key whose requests will find the blocks; by default the admin's own.",

@@ -24,6 +24,7 @@ from kvstrata.server.request_log import RequestLog
 from kvstrata.server.requests import GenerationRequest
 from kvstrata.server.settings import ServerConfig
 from kvstrata.server.tier_metrics import Named, named
+from kvstrata.server.tracing import Tracing
 
 T = TypeVar("T")
 _TEXT_THREADS = 2
@@ -42,7 +43,7 @@ class Served:
 class Service:
     """One model behind HTTP; made and used in one event loop.
 
-    max_running: sequences that run at once; max_queue more may wait. clock: the engine's.
+    max_running: sequences that run at once; max_queue more may wait. clock: the engine's. tracing: None: off.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Service:
         *,
         max_running: int,
         clock: Callable[[], float] = time.perf_counter,
+        tracing: Tracing | None = None,
     ) -> None:
         self.engine = engine
         self.served = served
@@ -62,6 +64,7 @@ class Service:
         self.keys = keys
         self.log = log
         self.clock = clock
+        self.tracing = tracing
         limit = max_running + config.max_queue
         self.admission = Admission(limit, config.max_requests_per_key)
         self.serving = Serving(engine, max_open=limit)
