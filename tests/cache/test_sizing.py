@@ -49,6 +49,14 @@ def test_a_head_size_that_scales_do_not_divide_gets_one_more_scale() -> None:
     assert fmt.vector_bytes(80) + fmt.vector_scale_bytes(80) == 40 + 3 * 4
 
 
+def test_layers_in_another_format_count_with_its_bytes() -> None:
+    bf16 = format_named("bf16")
+    size = size_of("llama-3.1-8b", "int4", length=100, others={0: bf16, 31: bf16})
+    assert size.bytes_per_token == 2 * 8 * (30 * (64 + 4 * 4) + 2 * 256)
+    assert [(kind.num_layers, kind.format.name) for kind in size.kinds] == [(2, "bf16"), (30, "int4")]
+    assert "2 layers x 8 KV heads x 128 x 2 bytes" in sequence_formula(size)
+
+
 def test_a_window_stops_growing_when_it_is_full() -> None:
     at = {length: size_of("mistral-7b-v0.1", length=length) for length in (4095, 4096, 4097, 30_000)}
     assert at[4095].bytes_per_sequence == 4095 * 131_072

@@ -43,6 +43,11 @@ def format_named(name: str) -> KVFormat:
         raise ConfigError(f"KV format {name!r} is unknown: choose one of {', '.join(FORMATS)}") from None
 
 
+def is_higher(name: str, other: str) -> bool:
+    """Whether the format called `name` is another than `other`, and has at least its bits."""
+    return name != other and format_named(name).bits >= format_named(other).bits
+
+
 def pool_dtype(fmt: KVFormat) -> torch.dtype:
     """The torch dtype of the pool's elements; of its bytes where an element is half of one."""
     return POOL_DTYPES[fmt.name]

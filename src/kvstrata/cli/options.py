@@ -31,6 +31,11 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
     "device": (str, f"Where to run: {', '.join(DEVICES)}."),
     "weights": (str, f"How weights are held: {', '.join(WEIGHT_MODES)}."),
     "kv_dtype": (str, f"Format of the KV pool: {', '.join(KV_DTYPES)}."),
+    "kv_dtype_skip_layers": (
+        str,
+        "Layers kept in --kv-dtype-skipped, such as 0,1,-1; negative from the end.",
+    ),
+    "kv_dtype_skipped": (str, "Format of those layers."),
     "kv_memory": (str, "Memory of the KV pool, such as 2GiB; auto takes a share of what is free."),
     "block_size": (int, "Tokens a block."),
     "max_model_len": (int | None, "Most tokens of a sequence, prompt and answer; by default what fits."),
@@ -63,7 +68,7 @@ _OPTIONS: Mapping[type, Mapping[str, tuple[Any, str]]] = {EngineConfig: _ENGINE,
 _FLAGS: Mapping[str, str] = {"tiers": "tier"}
 # On the command line an answer is to be the same each time, and not cut after a line.
 _DEFAULTS: Mapping[type, Mapping[str, Any]] = {
-    EngineConfig: {"tiers": []},
+    EngineConfig: {"tiers": [], "kv_dtype_skip_layers": ""},
     SamplingParams: {"temperature": 0.0, "max_tokens": 256, "stop": []},
 }
 

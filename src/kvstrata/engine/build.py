@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from kvstrata import kernels
-from kvstrata.cache.formats import format_named
+from kvstrata.cache.formats import format_named, is_higher
 from kvstrata.cache.layout import BlockLayout, LayerGroup
 from kvstrata.cache.manager import KVCache
 from kvstrata.cache.sizing import split_blocks
-from kvstrata.config import EngineConfig
+from kvstrata.config import EngineConfig, layers_of
 from kvstrata.engine.engine import Engine, StepReport
 from kvstrata.engine.fingerprint import fingerprint
 from kvstrata.engine.memory import auto_pool_bytes, available_bytes, total_bytes
@@ -79,10 +79,12 @@ def build(
         max_chunk=config.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
+    apart = layers_apart(source.config, config)
     name = fingerprint(
         weights_digest=digest,
         config=source.config,
         kv_dtype=config.kv_dtype,
+        skipped={config.kv_dtype_skipped: sorted(apart)} if apart else {},
         block_size=config.block_size,
         weight_mode=weight_mode,
         arithmetic_version=kernels.arithmetic_version(),
@@ -132,15 +134,25 @@ def build(
 
 
 def block_layouts(model: DecoderConfig, config: EngineConfig) -> tuple[BlockLayout, ...]:
-    """One layout for each of the model's layer groups."""
+    """One layout for each of the model's layer groups, whose layers have one format.
+
+    Raises ConfigError for layers that the model does not have.
+    """
+    apart = layers_apart(model, config)
     return tuple(
         BlockLayout(
             LayerGroup(layers, model.num_kv_heads, model.head_dim, window),
-            format_named(config.kv_dtype),
+            format_named(config.kv_dtype_skipped if layers[0] in apart else config.kv_dtype),
             config.block_size,
         )
-        for window, layers in model.layer_groups()
+        for window, layers in model.layer_groups(apart)
     )
+
+
+def layers_apart(model: DecoderConfig, config: EngineConfig) -> frozenset[int]:
+    """The layers whose format is not `kv_dtype`. Raises ConfigError for layers that the model lacks."""
+    layers = layers_of(config.kv_dtype_skip_layers, model.num_layers)  # type: ignore[arg-type]
+    return layers if is_higher(config.kv_dtype_skipped, config.kv_dtype) else frozenset()
 
 
 def _check_tiers(config: EngineConfig, device: torch.device, weight_mode: str) -> None:
@@ -180,11 +192,12 @@ def _load(
     device: torch.device,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Tokenizer, Decoder, bytes]:
+    apart = layers_apart(source.config, config)
     # Hashing and building the tokenizer run beside the weights' dequantisation.
     with ThreadPoolExecutor(2) as pool:
         tokenizer = pool.submit(load_tokenizer, source, path)
         digest = pool.submit(weights_digest, source)
-        decoder = Decoder.load(source, weights=config.weights, device=device, progress=progress)
+        decoder = Decoder.load(source, weights=config.weights, device=device, apart=apart, progress=progress)
         return tokenizer.result(), decoder, digest.result()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from kvstrata.models.config import DecoderConfig
@@ -17,12 +18,16 @@ def fingerprint(
     weights_digest: bytes,
     config: DecoderConfig,
     kv_dtype: str,
+    skipped: Mapping[str, Sequence[int]],
     block_size: int,
     weight_mode: str,
     arithmetic_version: str,
 ) -> bytes:
-    """32 bytes: SHA-256 over all that K and V of a token depend on besides the tokens before it."""
-    parts = {
+    """32 bytes: SHA-256 over all that K and V of a token depend on besides the tokens before it.
+
+    skipped: layers in other formats than kv_dtype, by format.
+    """
+    parts: dict[str, object] = {
         "weights": weights_digest.hex(),
         "config": asdict(config),
         "kv_dtype": kv_dtype,
@@ -31,4 +36,6 @@ def fingerprint(
         "weight_mode": weight_mode,
         "arithmetic": arithmetic_version,
     }
+    if skipped:
+        parts["skipped"] = skipped
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

@@ -6,7 +6,7 @@ what is attended is what is cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,25 +54,28 @@ class _Scene:
     rotations: dict[RopeConfig, Rotation]
 
 
-def placements(config: DecoderConfig) -> tuple[Placement, ...]:
-    """Each layer's group and index in it, in layer order."""
+def placements(config: DecoderConfig, apart: Set[int] = frozenset()) -> tuple[Placement, ...]:
+    """Each layer's group and index in it, in layer order; apart: see `DecoderConfig.layer_groups`."""
     by_layer = {
         layer: Placement(group, index)
-        for group, (_, layers) in enumerate(config.layer_groups())
+        for group, (_, layers) in enumerate(config.layer_groups(apart))
         for index, layer in enumerate(layers)
     }
     return tuple(by_layer[layer] for layer in range(config.num_layers))
 
 
 class Decoder:
-    """A loaded model. Holds no state of any sequence: that is all in the pool that a batch brings along."""
+    """A loaded model. Holds no state of any sequence: that is all in the pool that a batch brings along.
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    apart: layers whose K and V are in groups of their own, see `DecoderConfig.layer_groups`.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, apart: Set[int] = frozenset()) -> None:
         self.config = config
         self.device = weights.final_norm.device
         self._weights = weights
-        self._placements = placements(config)
-        self._windows = tuple(window or 0 for window, _ in config.layer_groups())
+        self._placements = placements(config, apart)
+        self._windows = tuple(window or 0 for window, _ in config.layer_groups(apart))
         self._ropes = {
             rope: RopeTable(rope, config.head_dim, self.device)
             for rope in dict.fromkeys(layer.rope for layer in config.layers)
@@ -85,6 +88,7 @@ class Decoder:
         *,
         weights: str = "auto",
         device: torch.device,
+        apart: Set[int] = frozenset(),
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """Read all weights of `source` into `device` memory, one copy.
@@ -95,7 +99,7 @@ class Decoder:
         Raises ConfigError on another `weights`, ModelError where a tensor is missing, damaged or of another
         shape than the configuration says.
         """
-        return cls(source.config, DecoderWeights.load(source, weights, device, progress))
+        return cls(source.config, DecoderWeights.load(source, weights, device, progress), apart)
 
     def weights_nbytes(self) -> int:
         """Bytes of all weights in memory."""
