@@ -18,22 +18,25 @@ enum class KvType : int { float32, bfloat16, float16, float8_e4m3, int8, int4 };
 // Which of a token's two vectors.
 enum class Part : int { key = 0, value = 1 };
 
-// Elements that share a scale and a minimum in an int4 pool.
+// Elements of an int4 pool that share 16 bytes of codes, and those that share a scale and a zero.
 constexpr int kInt4Group = 32;
+constexpr int kInt4Scaled = 16;
 
-// 16-bit scales of one vector: what int8 and fp8 fold into a score or a weight, and a scale and a minimum for each
-// group of int4.
+// Scales of one vector: what int8 and fp8 fold into a score or a weight, and a scale and a zero for each
+// kInt4Scaled elements of int4.
 static inline int scales_per_vector(KvType type, int64_t head_dim) {
   switch (type) {
     case KvType::float8_e4m3:
     case KvType::int8:
       return 1;
     case KvType::int4:
-      return static_cast<int>((head_dim + kInt4Group - 1) / kInt4Group * 2);
+      return static_cast<int>((head_dim + kInt4Scaled - 1) / kInt4Scaled * 2);
     default:
       return 0;
   }
 }
+
+static inline int scale_bytes(KvType type) { return type == KvType::int4 ? 1 : 2; }
 
 // One layer of a pool. Strides in bytes. The scales of a block lie in it: scale_offset from its first vector of this
 // layer, those of a KV head's tokens side by side.

@@ -1,14 +1,16 @@
 """Settings as options: each field of a settings class is declared once, and every command can take it.
 
 A command asks for `config: EngineConfig` or `params: SamplingParams`; `with_settings` shows the fields as
-options in that parameter's place and hands the command one validated object.
+options in that parameter's place and hands the command one validated object. One that asks for
+`configs: list[EngineConfig]` gets several where options name several values, as in `--kv-dtype fp32,int8`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_type_hints
 
@@ -64,6 +66,8 @@ _SAMPLING: Mapping[str, tuple[Any, str]] = {
     "min_tokens": (int, "No end before so many tokens."),
 }
 _OPTIONS: Mapping[type, Mapping[str, tuple[Any, str]]] = {EngineConfig: _ENGINE, SamplingParams: _SAMPLING}
+# Fields of which a command that takes a list of configs can be given several, with commas between them.
+_SEVERAL = ("kv_dtype",)
 # Options that are called otherwise than their field.
 _FLAGS: Mapping[str, str] = {"tiers": "tier"}
 # On the command line an answer is to be the same each time, and not cut after a line.
@@ -81,21 +85,32 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     classes: dict[str, type] = {}
     for name, parameter in signature.parameters.items():
         hint: Any = hints.get(name)
-        if hint in _OPTIONS:
+        if hint in _OPTIONS or hint == list[EngineConfig]:
             classes[name] = hint
-            expanded.extend(_parameters(hint))
+            expanded.extend(_parameters(EngineConfig if hint == list[EngineConfig] else hint))
         else:
             expanded.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
         for name, cls in classes.items():
-            given[name] = _settings(cls, {key: given.pop(key) for key in _OPTIONS[cls]})
+            if cls == list[EngineConfig]:
+                values = {key: given.pop(key) for key in _ENGINE}
+                given[name] = [_settings(EngineConfig, each) for each in _each(values)]
+            else:
+                given[name] = _settings(cls, {key: given.pop(key) for key in _OPTIONS[cls]})
         return command(**given)
 
     run.__signature__ = signature.replace(parameters=expanded)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in expanded}
     return run
+
+
+def _each(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The settings once for each combination of the values of those that have several."""
+    several = {name: str(values[name]).split(",") for name in _SEVERAL}
+    for chosen in itertools.product(*several.values()):
+        yield values | dict(zip(several, chosen, strict=True))
 
 
 def _parameters(cls: type) -> list[inspect.Parameter]:

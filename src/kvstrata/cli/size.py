@@ -25,6 +25,8 @@ KIND_NAMES = {
     "shared": "shares an earlier layer's",
 }
 
+_PER_LAYER = ("bytes a token", "a sequence")
+
 
 def register(app: typer.Typer) -> None:
     """Declare the command."""
@@ -173,14 +175,15 @@ def _print(result: dict[str, Any]) -> None:
     total = f"({_unit(result['total_bytes'])}) in {result['kv_dtype']}"
     console.print(f"\n{result['formula']} {total}\n", soft_wrap=True)
 
+    mixed = len({kind["kv_dtype"] for kind in result["layers"]}) > 1
     layers = Table(title="Layers", title_justify="left")
-    for name in ("kind", "format", "layers", "window", "vectors a token", "bytes a token", "a sequence"):
+    for name in ("kind", *(["format"] if mixed else []), "layers", "window", "vectors a token", *_PER_LAYER):
         layers.add_column(name, justify="left" if name in {"kind", "format"} else "right")
     for kind in result["layers"]:
         vectors = " + ".join(f"{v['count']} x {v['dim']}" for v in kind["vectors_per_token"])
         layers.add_row(
             KIND_NAMES[kind["kind"]],
-            kind["kv_dtype"],
+            *([kind["kv_dtype"]] if mixed else []),
             str(kind["num_layers"]),
             f"{kind['window']:,}" if kind["window"] else "",
             vectors or "none",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from kvstrata.models.chat import ChatTemplate
 from kvstrata.models.config import DecoderConfig
 from kvstrata.models.decoder import Decoder
 from kvstrata.models.digest import weights_digest
+from kvstrata.models.key_offset import measure_key_offsets
 from kvstrata.models.locate import locate
 from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
@@ -79,11 +80,14 @@ def build(
         max_chunk=config.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
+    offsets = measure_key_offsets(decoder, _centred(layouts))
+    decoder.offset_keys(offsets)
     apart = layers_apart(source.config, config)
     name = fingerprint(
         weights_digest=digest,
         config=source.config,
         kv_dtype=config.kv_dtype,
+        key_offsets=offsets,
         skipped={config.kv_dtype_skipped: sorted(apart)} if apart else {},
         block_size=config.block_size,
         weight_mode=weight_mode,
@@ -153,6 +157,11 @@ def layers_apart(model: DecoderConfig, config: EngineConfig) -> frozenset[int]:
     """The layers whose format is not `kv_dtype`. Raises ConfigError for layers that the model lacks."""
     layers = layers_of(config.kv_dtype_skip_layers, model.num_layers)  # type: ignore[arg-type]
     return layers if is_higher(config.kv_dtype_skipped, config.kv_dtype) else frozenset()
+
+
+def _centred(layouts: Sequence[BlockLayout]) -> list[int]:
+    """The layers whose format is better off without what all keys have in common."""
+    return [layer for layout in layouts if layout.format.centred for layer in layout.group.layers]
 
 
 def _check_tiers(config: EngineConfig, device: torch.device, weight_mode: str) -> None:

@@ -14,7 +14,7 @@ from kvstrata.kernels.checks import expect_dtype, expect_shape
 from kvstrata.kernels.kv_formats import expect_pool, head_size, quantise
 from kvstrata.kernels.reference_attention import AttentionPlan
 
-VERSION = 1  # raised whenever a change here may change bits
+VERSION = 2  # raised whenever a change here may change bits
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 

@@ -6,7 +6,7 @@ what is attended is what is cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,7 +75,9 @@ class Decoder:
         self.device = weights.final_norm.device
         self._weights = weights
         self._placements = placements(config, apart)
-        self._windows = tuple(window or 0 for window, _ in config.layer_groups(apart))
+        self.groups = config.layer_groups(apart)
+        self._windows = tuple(window or 0 for window, _ in self.groups)
+        self._key_offsets: list[Tensor | None] = [None] * config.num_layers
         self._ropes = {
             rope: RopeTable(rope, config.head_dim, self.device)
             for rope in dict.fromkeys(layer.rope for layer in config.layers)
@@ -100,6 +102,11 @@ class Decoder:
         shape than the configuration says.
         """
         return cls(source.config, DecoderWeights.load(source, weights, device, progress), apart)
+
+    def offset_keys(self, offsets: Mapping[int, Tensor]) -> None:
+        """From now on take a vector, float32 `[num_kv_heads, head_dim]`, off all keys of a layer."""
+        for layer, offset in offsets.items():
+            self._key_offsets[layer] = offset
 
     def weights_nbytes(self) -> int:
         """Bytes of all weights in memory."""
@@ -170,6 +177,7 @@ class Decoder:
             group.kv,
             place.index,
             group.scales,
+            self._key_offsets[index],
         )
         attention = scene.attentions[place.group]
         return attention.attend(query, group.kv, place.index, config.attention_scale).flatten(1)
