@@ -3,9 +3,10 @@
 Block formats are GGML's: their codes and scales are kept as they are. Floats are quantised in groups of 32.
 To int8: scale = max |w| / k as the least fp16 no smaller than that, codes = round_half_even(w / scale), k
 being the one of 127, 126, ..., 112 whose sum of squared errors, from left to right, is the least, the first
-among equals: values on a coarser grid, as those of 4-bit files, can nearly be hit. To 4 bits: min = the greatest fp16 no larger than the minimum, scale = (max - min) / 15 rounded up as before,
-codes = round_half_even((w - min) / scale). A group that holds a value which is not finite, or one too large
-for such a scale, gets the scale NaN.
+among equals: values on a coarser grid, as those of 4-bit files, can nearly be hit. To 4 bits: min = the
+greatest fp16 no larger than the minimum, scale = (max - min) / 15 rounded up as before, codes =
+round_half_even((w - min) / scale). A group that holds a value which is not finite, or one too large for such
+a scale, gets the scale NaN.
 """
 
 from __future__ import annotations
