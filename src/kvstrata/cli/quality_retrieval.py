@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvstrata.engine.retrieval import Question
 
 ENOUGH = 0.7  # of the values: what fp32 has to find for the others to be compared with it
-_KEYS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 75)
+_KEYS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 75)
 
 
 def retrieve(

@@ -103,6 +103,10 @@ class Decoder:
         """
         return cls(source.config, DecoderWeights.load(source, weights, device, progress), apart)
 
+    def rotation(self, layer: int, positions: Tensor) -> Rotation:
+        """Cosines and sines of a layer's RoPE, float32 `[num_positions, head_dim / 2]` each."""
+        return self._ropes[self.config.layers[layer].rope].at(positions, int(positions.max()) + 1)
+
     def offset_keys(self, offsets: Mapping[int, Tensor]) -> None:
         """From now on take a vector, float32 `[num_kv_heads, head_dim]`, off all keys of a layer."""
         for layer, offset in offsets.items():
