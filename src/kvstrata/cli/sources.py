@@ -92,6 +92,8 @@ def build(cls: type, resolved: Mapping[str, Resolved], names: Mapping[str, Any])
     Raises typer.BadParameter for a flag, ConfigError for the rest.
     """
     try:
+        if "retention" in names:
+            Retention.parse(resolved["retention"].value)
         return cls(**{name: resolved[name].value for name in names})
     except ConfigError as error:
         message = str(error)

@@ -88,8 +88,6 @@ class GenerationRequest(_Body):
     def unsupported(self) -> list[str]:
         """Names of fields that are set and not supported."""
         found = ["logit_bias"] if self.logit_bias else []
-        if self.kvstrata is not None and self.kvstrata.retention not in (None, "full"):
-            found.append("kvstrata.retention")
         return found
 
     def params(self, **own: Any) -> SamplingParams:
@@ -113,7 +111,8 @@ class GenerationRequest(_Body):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         # The field's seeds are signed, ours are not.
         seed = None if self.seed is None else self.seed % 2**64
-        return SamplingParams(**{**given, **own}, seed=seed)
+        retention = None if self.kvstrata is None else self.kvstrata.retention
+        return SamplingParams(**{**given, **own}, seed=seed, retention=retention)
 
     def options(self, *, cache_salt: str, user: str) -> RequestOptions:
         """How the request is served. Raises ConfigError."""
