@@ -55,7 +55,9 @@ def blocks(
     keys.extend([chain * 4096 + i for i in range(count * context.block_size)])
     return [
         Record(
-            Identity(Address(keys.keys[i], group), keys.parent(i), keys.block_tokens(i), keys.extras),
+            Identity(
+                Address(keys.keys[i], group), keys.parent(i), keys.block_tokens(i), keys.encoded_extras(i)
+            ),
             Meta(
                 parent=keys.parent(i),
                 group=group,

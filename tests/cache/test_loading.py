@@ -67,7 +67,9 @@ def test_what_did_not_come_is_given_back(
     cache = make_cache(*[20] * len(windows), windows=windows)
     run = opened(cache)
     place(cache, run, 6 * BLOCK)
-    end = longest_run(0, 6, [FULL.within(w) for w in windows], BLOCK, lambda g, p: p < came and run.seq.tables[g][p] >= 0)
+    end = longest_run(
+        0, 6, [FULL.within(w) for w in windows], BLOCK, lambda g, p: p < came and run.seq.tables[g][p] >= 0
+    )
     cache.commit_loaded(run.seq, end * BLOCK)
     cache.check_integrity()
     assert all(len(table) == end for table in run.seq.tables)

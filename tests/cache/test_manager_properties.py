@@ -56,9 +56,7 @@ class CacheMachine(RuleBasedStateMachine):
         ttl=st.sampled_from([None, None, 5.0]),
         retention=RETENTIONS,
     )
-    def open(
-        self, tokens: list[int], salt: str, extra: int, ttl: float | None, retention: Retention
-    ) -> None:
+    def open(self, tokens: list[int], salt: str, extra: int, ttl: float | None, retention: Retention) -> None:
         reserve = len(tokens) + extra
         run = start(self.cache, tokens, salt=salt, reserve=reserve, ttl=ttl, retention=retention)
         if run is not None:

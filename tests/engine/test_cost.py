@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstrata.config import LoadMode
 from kvstrata.cache.retention import FULL
+from kvstrata.config import LoadMode
 from kvstrata.engine.cost import Costs, PrefillMeter, Present, plan
 from kvstrata.tiers.meter import Meter, Speed
 from kvstrata.tiers.stack import NOWHERE

@@ -40,9 +40,7 @@ class Batch:
             self.sink_queries[row][same] = self.queries[row][same]  # nothing hidden yet: rotated alike
         self.tables = pool.tables.clone()
         size = pool.kv.shape[4]
-        for row, ((window, sinks), length_, count) in enumerate(
-            zip(seen, self.lengths, counts, strict=True)
-        ):
+        for row, ((window, sinks), length_, count) in enumerate(zip(seen, self.lengths, counts, strict=True)):
             oldest = max(0, length_ - count - window + 1) if window else 0
             self.tables[row, -(-sinks // size) : max(oldest // size, -(-sinks // size))] = -1
 
@@ -100,7 +98,10 @@ def exact(
 
 def some_batch(choice: random.Random, lengths: list[int], heads_per_kv: int, **pool: object) -> Batch:
     counts = [choice.choice([0, 1, min(length, 7), min(length, 17), length]) for length in lengths]
-    seen = [choice.choice([(0, 0), (1, 0), (50, 0), (1, 1), (16, 4), (5, 70), (40, 64), (100, 3)]) for _ in lengths]
+    seen = [
+        choice.choice([(0, 0), (1, 0), (50, 0), (1, 1), (16, 4), (5, 70), (40, 64), (100, 3)])
+        for _ in lengths
+    ]
     return Batch(Pool(lengths, **pool), seen, counts, heads_per_kv)
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from kvstrata.errors import ConfigError
 
-_FORM = "give full, window:W (the last W tokens) or sinks:S+W (the first S and the last W), such as sinks:4+1020"
+_FORM = (
+    "give full, window:W (the last W tokens) or sinks:S+W (the first S and the last W), such as sinks:4+1020"
+)
 _MOST = 2**30
 
 

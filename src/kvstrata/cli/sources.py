@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from kvstrata.cache.retention import Retention
 from kvstrata.cli.options import option_name
 from kvstrata.errors import ConfigError
 

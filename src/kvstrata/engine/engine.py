@@ -250,6 +250,10 @@ class Engine:
             self._delivery.end_request(first, "error")
             self._depart()
 
+    def compute(self, work: Work) -> Tensor:
+        """Run one work beside the schedule, its blocks taken by the caller: logits `[rows, vocab_size]`."""
+        return self._runner.run([work]).logits
+
     def tend(self) -> bool:
         """Do a piece of what can wait (audits), for when there are no requests; whether there is more."""
         return self.tiering is not None and self.tiering.tend()

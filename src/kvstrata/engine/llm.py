@@ -262,4 +262,3 @@ class LLM:
     def _forget(self, request_id: str) -> None:
         if self._inboxes.pop(request_id, None) is not None:
             self.engine.abort(request_id)
-

@@ -105,9 +105,5 @@ def prepare_attention(  # noqa: PLR0917 (the order of the operator's schema)
     gives the same result without preparation. Raises ValueError where they do not fit together.
     """
     if _BACKEND != "reference" and kv.device.type == "cpu" and kv.dtype in _NATIVE_DTYPES:
-        return _NativeAttention(
-            block_tables, query_starts, context_lens, window, scales, windows, sinks
-        )
-    return AttentionPlan.build(
-        kv, block_tables, query_starts, context_lens, window, scales, windows, sinks
-    )
+        return _NativeAttention(block_tables, query_starts, context_lens, window, scales, windows, sinks)
+    return AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales, windows, sinks)

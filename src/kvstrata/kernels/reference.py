@@ -140,9 +140,7 @@ def paged_attention(  # noqa: PLR0917 (the order of the operator's schema)
     Slots beyond a sequence's tokens may hold anything, NaN included. Returns float32
     `[num_tokens, num_heads, head_dim]`.
     """
-    plan = AttentionPlan.build(
-        kv, block_tables, query_starts, context_lens, window, scales, windows, sinks
-    )
+    plan = AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales, windows, sinks)
     return plan.attend(query, kv, layer, scale, sink_query)
 
 

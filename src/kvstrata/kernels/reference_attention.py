@@ -125,7 +125,9 @@ class AttentionPlan:
             expect_dtype(_OPERATOR, "sink_query", sink_query, torch.float32)
             expect_shape(_OPERATOR, "sink_query", sink_query, tuple(query.shape))
         elif any(segment.sinks is not None for segment in self.segments):
-            raise ValueError(f"{_OPERATOR}: sink_query is missing, expected one (tokens after sinks are hidden)")
+            raise ValueError(
+                f"{_OPERATOR}: sink_query is missing, expected one (tokens after sinks are hidden)"
+            )
         if kv.dtype == torch.uint8:  # as the keys are
             query = rotate(query)
             sink_query = None if sink_query is None else rotate(sink_query)
@@ -249,9 +251,7 @@ def _checked(
     return starts, lens
 
 
-def _seen(
-    num_seqs: int, window: int, windows: Tensor | None, sinks: Tensor | None
-) -> list[tuple[int, int]]:
+def _seen(num_seqs: int, window: int, windows: Tensor | None, sinks: Tensor | None) -> list[tuple[int, int]]:
     """The window and the sinks of each sequence."""
     columns = []
     for name, given, default in (("windows", windows, window), ("sinks", sinks, 0)):

@@ -190,7 +190,8 @@ class Decoder:
     def _sink_query(self, projected: Tensor, norm: Tensor | None, rotation: Rotation) -> Tensor:
         """The queries once more, rotated to where the sinks stay within reach."""
         config = self.config
-        query = projected[:, : config.num_heads * config.head_dim].unflatten(1, (-1, config.head_dim))
+        query = projected[:, : config.num_heads * config.head_dim]
+        query = query.view(len(projected), config.num_heads, config.head_dim)
         if norm is not None:
             query = _rms_norm(query, norm, config.norm_eps)
         rotated: Tensor = _rope(query, *rotation)
