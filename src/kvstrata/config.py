@@ -106,6 +106,10 @@ def _check_flag(name: str, value: object) -> None:
     _check(isinstance(value, bool), name, value, "it must be True or False")
 
 
+def _check_retention(value: object) -> None:
+    _check(isinstance(value, str), "retention", value, "give full, window:W or sinks:S+W, as sinks:4+1020")
+
+
 def _listed(value: object) -> tuple[Any, ...] | None:
     """The entries of a list, of nothing at all, or None where it is no list (a text is none)."""
     if value is None:
@@ -141,6 +145,8 @@ class EngineConfig:
     prefix_caching: whether finished blocks are found again. threads: CPU threads (None: all cores).
     seed: seed for requests that bring none (None: random). chat_template: template text that replaces the
         model's own.
+    retention: which tokens a query sees where a request does not say: `full`, `window:W` (the last W) or
+        `sinks:S+W` (the first S and the last W), in layers without a sliding window of their own.
     tiers: places below the pool, nearest first, as URLs (`ram://?size=4GiB`). load_mode: whether blocks found
         there are loaded: `auto` where that is quicker than to compute them. audit: share of loaded blocks
         that are computed again when there is nothing else to do, and compared bit for bit.
@@ -163,6 +169,7 @@ class EngineConfig:
     threads: int | None = None
     seed: int | None = None
     chat_template: str | None = None
+    retention: str = "full"
     tiers: Sequence[str] = ()
     load_mode: LoadMode = "auto"
     audit: float = 0.0
@@ -192,6 +199,7 @@ class EngineConfig:
             value = getattr(self, name)
             _check(value is None or (isinstance(value, str) and value != ""), name, value, "it must be text")
         _check_flag("prefix_caching", self.prefix_caching)
+        _check_retention(self.retention)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
         if self.ttl is not None:
@@ -234,6 +242,7 @@ class SamplingParams:
     so many. max_tokens: None is as many as fit.
     logprobs, prompt_logprobs: how many of the likeliest tokens to report at each place, beside the token
     itself (None: no report); of the model's own distribution, before temperature and penalties.
+    retention: which tokens a query sees, `full`, `window:W` or `sinks:S+W` (None: the engine's).
     """
 
     n: int = 1
@@ -254,6 +263,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    retention: str | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -275,6 +285,8 @@ class SamplingParams:
                 _check_int(name, getattr(self, name), 0, 100)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             _check_flag(name, getattr(self, name))
+        if self.retention is not None:
+            _check_retention(self.retention)
         stops = (self.stop,) if isinstance(self.stop, str) else _listed(self.stop)
         _check(
             stops is not None and len(stops) <= 16 and all(isinstance(s, str) and s for s in stops),

@@ -194,7 +194,7 @@ def test_the_model_is_listed_and_found(client, server):
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs"),
         ({"extra_body": {"bogus": 1}}, openai.BadRequestError, "bogus"),
         (
-            {"extra_body": {"kvstrata": {"retention": "window:64"}}},
+            {"extra_body": {"kvstrata": {"retention": "sinks:-1"}}},
             openai.BadRequestError,
             "kvstrata.retention",
         ),

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from kvstrata.cache.retention import Retention
 from kvstrata.config import (
     DEVICES,
     KV_DTYPES,
@@ -46,6 +47,11 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
     "policy": (str, f"Which cached blocks go first when space is wanted: {', '.join(POLICIES)}."),
     "ttl": (float | None, "Seconds that cached blocks live; by default for ever."),
     "prefix_caching": (bool, "Find the blocks of earlier requests again."),
+    "retention": (
+        str,
+        "Which tokens a query sees: full, window:W (the last W) or sinks:S+W (the first S besides), for texts "
+        "without end in constant memory.",
+    ),
     "threads": (int | None, "CPU threads; by default all cores."),
     "tiers": (list[str], "A place below the pool, such as ram://?size=4GiB; several times, nearest first."),
     "load_mode": (str, f"Whether blocks found in a tier are loaded: {', '.join(LOAD_MODES)}."),
@@ -137,6 +143,8 @@ def option_name(name: str) -> str:
 
 def _settings(cls: type, values: dict[str, Any]) -> Any:
     try:
+        if "retention" in values:
+            Retention.parse(values["retention"])
         return cls(**values)
     except ConfigError as error:
         message = str(error)

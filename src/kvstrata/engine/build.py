@@ -13,10 +13,12 @@ from kvstrata import kernels
 from kvstrata.cache.formats import format_named, is_higher
 from kvstrata.cache.layout import BlockLayout, LayerGroup
 from kvstrata.cache.manager import KVCache
+from kvstrata.cache.retention import Retention
 from kvstrata.cache.sizing import split_blocks
 from kvstrata.config import EngineConfig, layers_of
 from kvstrata.engine.engine import Engine, StepReport
 from kvstrata.engine.fingerprint import fingerprint
+from kvstrata.engine.limits import check_reach
 from kvstrata.engine.memory import auto_pool_bytes, available_bytes, total_bytes
 from kvstrata.errors import ConfigError
 from kvstrata.models.chat import ChatTemplate
@@ -60,6 +62,7 @@ def build(
     """
     for url in config.tiers:
         check_tier_url(url)  # before the model is loaded
+    retention = Retention.parse(config.retention)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     kernels.keep_freed_memory()
@@ -94,6 +97,7 @@ def build(
         arithmetic_version=kernels.arithmetic_version(),
     )
     _check_tiers(config, device, weight_mode)
+    check_reach(retention, source.config.max_position)
     cache = KVCache(
         layouts,
         num_blocks,
@@ -110,7 +114,10 @@ def build(
         tokenizer,
         cache,
         eos_ids=tuple({*source.config.eos_token_ids, *tokenizer.eos_token_ids}),
-        max_model_len=max_model_len,
+        max_model_len=min(max_model_len, source.config.max_position),
+        max_stream_len=config.max_model_len,
+        max_reach=source.config.max_position,
+        retention=retention,
         max_num_seqs=config.max_num_seqs,
         token_budget=config.max_num_batched_tokens,
         device=device,
@@ -220,9 +227,11 @@ def _pool_size(
     config: EngineConfig, layouts: tuple[BlockLayout, ...], model: DecoderConfig, device: torch.device
 ) -> tuple[int, int]:
     """Bytes of the pool, and the most tokens of a sequence by model and configuration."""
-    if config.max_model_len is not None and config.max_model_len > model.max_position:
+    full = Retention.parse(config.retention).is_full
+    if full and config.max_model_len is not None and config.max_model_len > model.max_position:
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}; the model was made for {model.max_position} tokens"
+            f"max_model_len is {config.max_model_len}; the model was made for {model.max_position} tokens: "
+            "a retention such as sinks:4+1020 has no such limit"
         )
     max_model_len = config.max_model_len or model.max_position
     if isinstance(config.kv_memory, int):

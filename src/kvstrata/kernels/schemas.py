@@ -22,7 +22,8 @@ SCHEMAS = (
     "Tensor? positions, Tensor slots, Tensor(a!) kv, int layer, Tensor(b!)? scales=None, "
     "Tensor? key_offset=None) -> Tensor",
     "paged_attention(Tensor query, Tensor kv, int layer, Tensor block_tables, Tensor query_starts, "
-    "Tensor context_lens, float scale, int window=0, Tensor? scales=None) -> Tensor",
+    "Tensor context_lens, float scale, int window=0, Tensor? scales=None, Tensor? windows=None, "
+    "Tensor? sinks=None, Tensor? sink_query=None, Tensor? key_offset=None) -> Tensor",
     "pack_weight(Tensor data, str format, int outputs, int inputs, str target, "
     "Tensor? row_order=None) -> Tensor",
     "linear(Tensor x, Tensor[] weights, Tensor? bias=None) -> Tensor",

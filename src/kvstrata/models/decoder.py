@@ -20,6 +20,7 @@ from kvstrata.models.decoder_weights import DecoderWeights, LayerWeights
 from kvstrata.models.rope import RopeTable
 from kvstrata.models.weights import WeightSource
 
+_rope: Final = torch.ops.kvstrata.rope.default
 _rms_norm: Final = torch.ops.kvstrata.rms_norm.default
 _add_rms_norm: Final = torch.ops.kvstrata.add_rms_norm.default
 _gated_activation: Final = torch.ops.kvstrata.fused_gated_activation.default
@@ -52,6 +53,7 @@ class _Scene:
     groups: tuple[GroupBatch, ...]
     attentions: tuple[kernels.Attention, ...]
     rotations: dict[RopeConfig, Rotation]
+    sink_rotations: dict[RopeConfig, Rotation]
 
 
 def placements(config: DecoderConfig, apart: Set[int] = frozenset()) -> tuple[Placement, ...]:
@@ -150,6 +152,9 @@ class Decoder:
 
     def _scene(self, batch: ForwardBatch) -> _Scene:
         end = int(batch.positions.max()) + 1
+        retained = batch.retained
+        seen = (None, None) if retained is None else (retained.windows, retained.sinks)
+        sinks = None if retained is None else retained.sink_positions
         return _Scene(
             groups=batch.groups,
             attentions=tuple(
@@ -160,22 +165,30 @@ class Decoder:
                     batch.context_lens,
                     window,
                     group.scales,
+                    *((None, None) if window else seen),  # a layer's own window stays
                 )
                 for group, window in zip(batch.groups, self._windows, strict=True)
             ),
             rotations={rope: table.at(batch.positions, end) for rope, table in self._ropes.items()},
+            sink_rotations={}
+            if sinks is None
+            else {
+                rope: self._ropes[rope].at(sinks, end)
+                for rope in dict.fromkeys(layer.rope for layer in self.config.layers if layer.window is None)
+            },
         )
 
     def _attend(self, index: int, layer: LayerWeights, normed: Tensor, scene: _Scene) -> Tensor:
         """Write the layer's K and V, then attend; float32 `[num_tokens, num_heads * head_dim]`."""
         config, place = self.config, self._placements[index]
-        group = scene.groups[place.group]
+        group, kind = scene.groups[place.group], config.layers[index]
+        projected = layer.qkv(normed)
         query = _rope_write_kv(
-            layer.qkv(normed),
+            projected,
             layer.q_norm,
             layer.k_norm,
             config.norm_eps,
-            *scene.rotations[config.layers[index].rope],
+            *scene.rotations[kind.rope],
             None,
             group.slots,
             group.kv,
@@ -183,8 +196,23 @@ class Decoder:
             group.scales,
             self._key_offsets[index],
         )
+        sink_query = None
+        if scene.sink_rotations and kind.window is None:
+            sink_query = self._sink_query(projected, layer.q_norm, scene.sink_rotations[kind.rope])
         attention = scene.attentions[place.group]
-        return attention.attend(query, group.kv, place.index, config.attention_scale).flatten(1)
+        offset = self._key_offsets[index]
+        attended = attention.attend(query, group.kv, place.index, config.attention_scale, sink_query, offset)
+        return attended.flatten(1)
+
+    def _sink_query(self, projected: Tensor, norm: Tensor | None, rotation: Rotation) -> Tensor:
+        """The queries once more, rotated to where the sinks stay within reach."""
+        config = self.config
+        query = projected[:, : config.num_heads * config.head_dim]
+        query = query.view(len(projected), config.num_heads, config.head_dim)
+        if norm is not None:
+            query = _rms_norm(query, norm, config.norm_eps)
+        rotated: Tensor = _rope(query, *rotation)
+        return rotated
 
     def _normed(self, out: Tensor, weight: Tensor | None) -> Tensor:
         """The norm that some models put behind a block."""
