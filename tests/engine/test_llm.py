@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from real import bits
 
 from kvstrata import LLM, RequestOptions, SamplingParams
 from kvstrata.errors import ConfigError, ModelError, RequestError
+from kvstrata.kernels import backend
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -218,3 +220,21 @@ def test_layers_kept_in_a_higher_format_have_groups_and_keys_of_their_own(smollm
         assert answers[0].outputs[0].text
     with pytest.raises(ConfigError, match="kv_dtype_skip_layers has layer 30; the model's are 0 to 29"):
         LLM(str(smollm2_path), kv_dtype_skip_layers=[30])
+
+
+@pytest.mark.skipif(backend() == "reference", reason="the torch reference is not batch-invariant")
+@pytest.mark.parametrize("retention", ["full", "sinks:4+60"])
+def test_int4_without_what_keys_have_in_common_is_exact(smollm2_path: Path, retention: str) -> None:
+    """Cold, in small chunks, and after a hit in the pool: the same bits."""
+    params = SamplingParams(temperature=0, max_tokens=20, logprobs=2, ignore_eos=True)
+    settings = {"kv_dtype": "int4", "kv_memory": "32MiB", "weights": "auto", "retention": retention}
+    with (
+        LLM(str(smollm2_path), **settings) as llm,
+        LLM(str(smollm2_path), **settings, max_num_batched_tokens=17) as chunked,
+    ):
+        text = "The keeper writes the names of ships into the book. " * 12
+        cold = llm.generate(text, params)[0]
+        warm = llm.generate(text, params)[0]
+        assert warm.usage.cached_tokens > 0
+        assert bits(warm.outputs[0]) == bits(cold.outputs[0])
+        assert bits(chunked.generate(text, params)[0].outputs[0]) == bits(cold.outputs[0])

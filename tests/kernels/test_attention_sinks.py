@@ -229,6 +229,27 @@ def test_every_format_meets_its_sinks_by_the_second_query(fmt: str, count: int, 
 
 
 @needs_native
+@pytest.mark.parametrize("count", [1, 7, 100])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_an_offset_of_the_keys_is_made_good_where_sinks_are_met(count: int, head_dim: int) -> None:
+    torch.manual_seed(0)
+    case = Case("fp32", 150, head_dim=head_dim)
+    offset, keys = torch.randn(2, head_dim) * 3, case.key
+    case.key = keys - offset
+    case.write()
+    seen = (40, 20)
+    query, sink_query = torch.randn(2, count, 6, head_dim)
+    unhidden = torch.arange(150 - count, 150) < sum(seen)
+    sink_query[unhidden] = query[unhidden]
+    batch = (case.table, torch.tensor([0, count]).int(), torch.tensor([150]).int(), case.scale, 0)
+    window, sinks = (torch.tensor([each]).int() for each in seen)
+    arguments = (query, case.pool.kv, LAYER, *batch, None, window, sinks, sink_query, offset)
+    expected = exact(query, sink_query, keys, case.value, seen, case.scale)
+    for out in (everywhere(lambda: attend(*arguments)), reference(*arguments)):
+        torch.testing.assert_close(out.double(), expected, rtol=2e-5, atol=5e-5)
+
+
+@needs_native
 def test_hidden_tokens_reach_no_row_whatever_they_hold() -> None:
     pool = Pool([200])
     batch = Batch(pool, [(16, 4)], [40], 3)

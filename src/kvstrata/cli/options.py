@@ -73,7 +73,7 @@ _SAMPLING: Mapping[str, tuple[Any, str]] = {
 }
 _OPTIONS: Mapping[type, Mapping[str, tuple[Any, str]]] = {EngineConfig: _ENGINE, SamplingParams: _SAMPLING}
 # Fields of which a command that takes a list of configs can be given several, with commas between them.
-_SEVERAL = ("kv_dtype",)
+_SEVERAL = ("kv_dtype", "retention")
 # Options that are called otherwise than their field.
 _FLAGS: Mapping[str, str] = {"tiers": "tier"}
 # On the command line an answer is to be the same each time, and not cut after a line.

@@ -60,7 +60,7 @@ def quality(
 ) -> None:
     """Measure how well the model predicts a text (perplexity, lower is better), or finds values in it.
 
-    Give --kv-dtype several formats, with commas between them, for a table.
+    Give --kv-dtype and --retention several values, with commas between them, for a table.
     """
     _check_choice("--against", against, WEIGHT_MODES)
     _check_choice("--against-kv-dtype", against_kv_dtype, KV_DTYPES)

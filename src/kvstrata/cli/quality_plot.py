@@ -40,5 +40,9 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def name(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
     """What sets a run apart from the others."""
-    parts = [run[key] for key in ("weights", "kv_dtype") if len({str(other[key]) for other in runs}) > 1]
+    parts = [
+        run[key]
+        for key in ("weights", "kv_dtype", "retention")
+        if len({str(other[key]) for other in runs}) > 1
+    ]
     return ", ".join(parts) or run["kv_dtype"]

@@ -34,19 +34,20 @@ def retrieve(
 
     questions = read_questions(path)[:prompts]
     if keys is None:
-        keys = _most_keys(replace(configs[0], kv_dtype="fp32"), questions)
+        keys = _most_keys(replace(configs[0], kv_dtype="fp32", retention="full"), questions)
     asked = spread(questions, keys)
     runs = []
     for config in configs:
         llm = load(config)
         with progress_bar() as bar:
-            task = bar.add_task(f"asking, KV in {config.kv_dtype}", total=len(asked))
+            task = bar.add_task(f"asking, KV in {config.kv_dtype}, {config.retention}", total=len(asked))
             right = found(llm, asked, partial(_advance, bar, task))
         layouts = [group.pool.layout for group in llm.engine.cache.groups]
         runs.append(
             {
                 "kv_dtype": config.kv_dtype,
                 "kv_dtype_skip_layers": list(config.kv_dtype_skip_layers),
+                "retention": config.retention,
                 "weights": config.weights,
                 "right": right,
                 "share_right": right / len(asked),
@@ -80,12 +81,13 @@ def _advance(bar: Progress, task: TaskID, done: int, _: int) -> None:
 def show_retrieval(figures: dict[str, Any]) -> None:
     """Print the table."""
     table = Table(title=f"{figures['model']}, {figures['prompts']} questions among {figures['keys']} keys")
-    for column in ("weights", "KV", "bytes a token", "right", "share"):
+    for column in ("weights", "KV", "retention", "bytes a token", "right", "share"):
         table.add_column(column, justify="right")
     for run in figures["runs"]:
         table.add_row(
             run["weights"],
             run["kv_dtype"],
+            run["retention"],
             f"{run['bytes_per_token']:,}",
             f"{run['right']}",
             f"{run['share_right']:.1%}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from kvstrata.cli.loading import load, progress_bar
-from kvstrata.cli.output import stdout_console
+from kvstrata.cli.output import stderr_console, stdout_console
 from kvstrata.config import EngineConfig
 from kvstrata.errors import ConfigError
 
@@ -43,8 +43,12 @@ def measure(
     prefix = llm.tokenizer.prefix_ids
     ids = llm.tokenizer.encode(content, add_special_tokens=False)
     pieces = windows(ids[:tokens], window, prefix)
+    if window == 0:
+        pieces = [_cut(llm, pieces[0])] if pieces else []
     with progress_bar() as bar:
-        task = bar.add_task(f"predicting, KV in {config.kv_dtype}", total=sum(map(len, pieces)))
+        task = bar.add_task(
+            f"predicting, KV in {config.kv_dtype}, {config.retention}", total=sum(map(len, pieces))
+        )
         listeners.append(lambda count: bar.advance(task, count))
         result = evaluate(llm, pieces)
     layouts = [group.pool.layout for group in llm.engine.cache.groups]
@@ -56,6 +60,7 @@ def measure(
         "peak_cache_bytes": peak_cache_bytes(llm),
         "weights": config.weights,
         "kv_dtype": config.kv_dtype,
+        "retention": config.retention,
         "kv_dtype_skip_layers": list(config.kv_dtype_skip_layers),
         "weights_bytes": llm.loaded.weights_bytes,
         "window": window,
@@ -64,6 +69,16 @@ def measure(
             {"position": position, "perplexity": value} for position, value in result.by_position(bucket)
         ],
     }
+
+
+def _cut(llm: LLM, ids: list[int]) -> list[int]:
+    """What one sequence can have of them, with room for the token that it ends on."""
+    limits = llm.engine.limits
+    longest = limits.longest(limits.retention) - 1
+    if longest < len(ids):
+        told = f"{limits.retention}: a sequence has at most {longest:,} of the {len(ids):,} tokens"
+        stderr_console().print(told, style="dim")
+    return ids[:longest]
 
 
 def _tell(listeners: list[Callable[[int], None]], count: int) -> None:
@@ -81,13 +96,14 @@ def show(runs: list[dict[str, Any]], base: dict[str, Any]) -> None:
     first = runs[0]
     whole = f"in windows of {first['window']:,}" if first["window"] else "as one sequence"
     table = Table(title=f"{first['model']}, {first['tokens']:,} tokens {whole}")
-    for column in ("weights", "MiB", "KV", "bytes a token", "peak MiB", "perplexity", "ratio"):
+    for column in ("weights", "MiB", "KV", "retention", "bytes a token", "peak MiB", "perplexity", "ratio"):
         table.add_column(column, justify="right")
     for run in runs:
         table.add_row(
             run["weights"],
             f"{run['weights_bytes'] / 2**20:,.0f}",
             run["kv_dtype"],
+            run["retention"],
             f"{run['bytes_per_token']:,}",
             f"{run['peak_cache_bytes'] / 2**20:,.1f}",
             f"{run['perplexity']:.4f}",

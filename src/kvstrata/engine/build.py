@@ -83,7 +83,7 @@ def build(
         max_chunk=config.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
-    offsets = measure_key_offsets(decoder, _centred(layouts))
+    offsets = measure_key_offsets(decoder, tokenizer.encode, _centred(layouts))
     decoder.offset_keys(offsets)
     apart = layers_apart(source.config, config)
     name = fingerprint(

@@ -61,6 +61,7 @@ class Attention(Protocol):
         layer: int,
         scale: float,
         sink_query: Tensor | None = None,
+        *,
         key_offset: Tensor | None = None,
     ) -> Tensor:
         """The operator `paged_attention` for float32 `query` `[num_tokens, num_heads, head_dim]`."""
@@ -93,6 +94,7 @@ class _NativeAttention:
         layer: int,
         scale: float,
         sink_query: Tensor | None = None,
+        *,
         key_offset: Tensor | None = None,
     ) -> Tensor:
         batch = (self.block_tables, self.query_starts, self.context_lens)

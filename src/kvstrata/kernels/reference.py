@@ -137,13 +137,13 @@ def paged_attention(  # noqa: PLR0917 (the order of the operator's schema)
     for each sequence in the place of `window`. sinks: int32 `[num_seqs]`, how many of a sequence's first
     tokens its queries see besides; 0 where there is no window. From position sinks + window on, where
     something is hidden, a query meets the sinks as its row of sink_query, float32 as query, which is
-    rotated to position sinks + window - 1 (StreamingLLM, arXiv 2309.17453). key_offset: as `rope_write_kv` took
-    it off the keys; it matters where one row meets keys by two queries.
+    rotated to position sinks + window - 1 (StreamingLLM, arXiv 2309.17453). key_offset: as `rope_write_kv`
+    took it off the keys; it matters where a row meets keys by two queries.
     Slots beyond a sequence's tokens may hold anything, NaN included. Returns float32
     `[num_tokens, num_heads, head_dim]`.
     """
     plan = AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales, windows, sinks)
-    return plan.attend(query, kv, layer, scale, sink_query, key_offset)
+    return plan.attend(query, kv, layer, scale, sink_query, key_offset=key_offset)
 
 
 OPERATORS = (rms_norm, gated_activation, rope, write_kv, paged_attention)

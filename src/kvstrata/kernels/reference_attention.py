@@ -115,6 +115,7 @@ class AttentionPlan:
         layer: int,
         scale: float,
         sink_query: Tensor | None = None,
+        *,
         key_offset: Tensor | None = None,
     ) -> Tensor:
         """Attention of float32 `query` `[num_tokens, num_heads, head_dim]` in one layer of the group."""

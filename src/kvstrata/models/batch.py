@@ -45,7 +45,8 @@ class ForwardBatch:
     token_ids, positions: int64 `[num_tokens]`. query_starts: int32 `[num_seqs + 1]`, where each sequence's
     tokens begin; context_lens: int32 `[num_seqs]`, tokens of each sequence that the pool holds once this
     step's are written. logit_rows: int64 `[num_logits]`, rows whose logits are wanted. groups: in the order
-    of `DecoderConfig.layer_groups` as the decoder has them. retained: None where every token sees all before it.
+    of `DecoderConfig.layer_groups` as the decoder has them. retained: None where every token sees all before
+    it.
     """
 
     token_ids: Tensor

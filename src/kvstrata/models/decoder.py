@@ -200,8 +200,14 @@ class Decoder:
         if scene.sink_rotations and kind.window is None:
             sink_query = self._sink_query(projected, layer.q_norm, scene.sink_rotations[kind.rope])
         attention = scene.attentions[place.group]
-        offset = self._key_offsets[index]
-        attended = attention.attend(query, group.kv, place.index, config.attention_scale, sink_query, offset)
+        attended = attention.attend(
+            query,
+            group.kv,
+            place.index,
+            config.attention_scale,
+            sink_query,
+            key_offset=self._key_offsets[index],
+        )
         return attended.flatten(1)
 
     def _sink_query(self, projected: Tensor, norm: Tensor | None, rotation: Rotation) -> Tensor:

@@ -2,14 +2,15 @@
 
 A softmax over keys does not change when the same vector is taken off all of them, so nothing is added back
 where they are read, and codes are spent on what differs. It is measured once a model, over tokens that are
-always the same: their mean key before RoPE, which hardly depends on them, turned to all positions of a long
-context and averaged again, since what turns quickly has no mean.
+always the same: their mean key before RoPE, turned to all positions of a long context and averaged again,
+since what turns quickly has no mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib.resources import files
 
 import torch
 from torch import Tensor
@@ -17,24 +18,31 @@ from torch import Tensor
 from kvstrata.models.batch import ForwardBatch, GroupBatch
 from kvstrata.models.decoder import Decoder, Rotation
 
-_TOKENS = 256
+_TEXT = "plain_text.txt"
+_MOST_TOKENS = 512
 _CONTEXT = 4096
 _BLOCK = 16
-_STRIDE = 2654435761  # 2^32 over the golden ratio: spreads ids over any vocabulary
 _rope = torch.ops.kvstrata.rope.default
 
 
-def measure_key_offsets(decoder: Decoder, layers: Iterable[int]) -> dict[int, Tensor]:
-    """The mean key of each of `layers`, float32 `[num_kv_heads, head_dim]`.
+def measure_key_offsets(
+    decoder: Decoder, encode: Callable[[str], list[int]], layers: Iterable[int]
+) -> dict[int, Tensor]:
+    """The mean key of each of `layers`, float32 `[num_kv_heads, head_dim]`, over a text of our own.
 
+    encode: from a text to the model's token ids.
     Rounded to a 32nd of the layer's largest, so that arithmetic that differs in its last bits gives the same.
     The decoder must have no offsets yet.
     """
     wanted = tuple(layers)
     if not wanted:
         return {}
-    keys = _keys(decoder)
-    slots = torch.arange(_TOKENS, device=decoder.device)
+    text = files("kvstrata.models").joinpath(_TEXT).read_text(encoding="utf-8")
+    token_ids = encode(text)[:_MOST_TOKENS]
+    if not token_ids:
+        return {}
+    keys = _keys(decoder, token_ids)
+    slots = torch.arange(len(token_ids), device=decoder.device)
     context = torch.arange(_CONTEXT, device=decoder.device)
     return {
         layer: _rounded(
@@ -44,11 +52,12 @@ def measure_key_offsets(decoder: Decoder, layers: Iterable[int]) -> dict[int, Te
     }
 
 
-def _keys(decoder: Decoder) -> dict[int, Tensor]:
+def _keys(decoder: Decoder, token_ids: list[int]) -> dict[int, Tensor]:
     """Each layer's keys of the tokens, after RoPE, float32 `[num_tokens, num_kv_heads, head_dim]`."""
     config, device = decoder.config, decoder.device
-    blocks = _TOKENS // _BLOCK
-    slots = torch.arange(_TOKENS, device=device)
+    count = len(token_ids)
+    blocks = -(-count // _BLOCK)
+    slots = torch.arange(count, device=device)
     table = torch.arange(blocks, dtype=torch.int32, device=device).unsqueeze(0)
     shape = (2, config.num_kv_heads, _BLOCK, config.head_dim)
     pools = [
@@ -57,16 +66,16 @@ def _keys(decoder: Decoder) -> dict[int, Tensor]:
     ]
     decoder.forward(
         ForwardBatch(
-            token_ids=(slots + 1) * _STRIDE % config.vocab_size,
+            token_ids=torch.tensor(token_ids, device=device),
             positions=slots,
-            query_starts=torch.tensor([0, _TOKENS], dtype=torch.int32, device=device),
-            context_lens=torch.tensor([_TOKENS], dtype=torch.int32, device=device),
+            query_starts=torch.tensor([0, count], dtype=torch.int32, device=device),
+            context_lens=torch.tensor([count], dtype=torch.int32, device=device),
             logit_rows=slots[-1:],
             groups=tuple(GroupBatch(pool, table, slots) for pool in pools),
         )
     )
     return {
-        layer: pool[:, index, 0].transpose(1, 2).flatten(0, 1)
+        layer: pool[:, index, 0].transpose(1, 2).flatten(0, 1)[:count]
         for pool, (_, layers) in zip(pools, decoder.groups, strict=True)
         for index, layer in enumerate(layers)
     }

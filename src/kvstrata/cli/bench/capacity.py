@@ -40,7 +40,7 @@ def capacity(
     *,
     configs: list[EngineConfig],
     length: Annotated[int, typer.Option(min=2, help="Tokens of a request, prompt and answer.")] = 2000,
-    answer: Annotated[int, typer.Option(min=1, help="Tokens of the answer among them.")] = 200,
+    answer: Annotated[int, typer.Option(min=1, help="Tokens of the answer among them.")] = 1000,
     json: JsonFlag = False,
 ) -> None:
     """Count the requests that fit one KV memory (by default 1 GiB) at once before the first preemption.
@@ -52,18 +52,18 @@ def capacity(
     if len(configs) == 1:
         configs = [replace(configs[0], kv_dtype=name) for name in _FORMATS]  # type: ignore[arg-type]
     memory = _MEMORY if configs[0].kv_memory == "auto" else parse_bytes(configs[0].kv_memory, "kv_memory")
-    runs = []
+    runs: dict[str, dict[str, Any]] = {}
     with progress_bar() as bar:
         for config in bar.track(configs, description="counting"):
-            runs.append(_fitting(config, memory, length, answer))
-    first = runs[0]["sequences"]
-    for run in runs:
-        run["times_the_first"] = run["sequences"] / first if first else None
-    result = {"kv_memory_bytes": memory, "length": length, "answer": answer, "runs": runs}
+            runs[config.kv_dtype] = _fitting(config, memory, length, answer)
+    first = runs[configs[0].kv_dtype]["requests"]
+    for run in runs.values():
+        run["times_the_first"] = run["requests"] / first if first else None
+    result = {**runs, "kv_memory_bytes": memory, "length": length, "answer": answer}
     if json:
         emit_json(result)
     else:
-        _show(result)
+        _show(runs, memory, length)
 
 
 class _NoModel:
@@ -87,7 +87,13 @@ def _fitting(config: EngineConfig, memory: int, length: int, answer: int) -> dic
         max_chunk=config.max_num_batched_tokens,
         max_model_len=length,
     )
-    low, high = 0, max(num_blocks) * config.block_size // length + 2
+    low = max(num_blocks) // -(-length // config.block_size)  # so many by their blocks alone
+    step = 1
+    while not _fits(layouts, num_blocks, low, length, answer):
+        low, step = max(0, low - step), 2 * step
+    high, step = low + 1, 1
+    while _fits(layouts, num_blocks, high, length, answer):
+        low, high, step = high, high + step, 2 * step
     while high - low > 1:  # low fits, high does not
         middle = (low + high) // 2
         if _fits(layouts, num_blocks, middle, length, answer):
@@ -95,8 +101,7 @@ def _fitting(config: EngineConfig, memory: int, length: int, answer: int) -> dic
         else:
             high = middle
     return {
-        "kv_dtype": config.kv_dtype,
-        "sequences": low,
+        "requests": low,
         "bytes_per_token": sum(layout.payload_bytes for layout in layouts) // config.block_size,
         "pool_tokens": max(num_blocks) * config.block_size,
     }
@@ -141,18 +146,17 @@ def _fits(
     return True
 
 
-def _show(result: dict[str, Any]) -> None:
-    memory = f"{result['kv_memory_bytes'] / 2**20:,.0f} MiB"
-    table = Table(title=f"Requests of {result['length']:,} tokens at once in {memory}")
+def _show(runs: dict[str, dict[str, Any]], memory: int, length: int) -> None:
+    table = Table(title=f"Requests of {length:,} tokens at once in {memory / 2**20:,.0f} MiB")
     for column in ("KV", "bytes a token", "pool, tokens", "requests", "times the first"):
         table.add_column(column, justify="left" if column == "KV" else "right")
-    for run in result["runs"]:
+    for name, run in runs.items():
         ratio = run["times_the_first"]
         table.add_row(
-            run["kv_dtype"],
+            name,
             f"{run['bytes_per_token']:,}",
             f"{run['pool_tokens']:,}",
-            f"{run['sequences']:,}",
+            f"{run['requests']:,}",
             "" if ratio is None else f"{ratio:.2f}",
         )
     stdout_console().print(table)
