@@ -21,7 +21,7 @@ from kvstrata.models.rope import inverse_frequencies, magnitude
 @torch.inference_mode()
 def logprobs(decoder: Decoder, ids: list[int], retention: Retention, kv_dtype: str = "fp32") -> Tensor:
     """Log-probabilities after each token, `[num_tokens, vocab_size]`; weights must be float32."""
-    config, weights = decoder.config, decoder._weights  # noqa: SLF001
+    config, weights = decoder.config, decoder._weights
     hidden = weights.embedding(torch.tensor(ids)) * config.embedding_scale
 
     def norm(x: Tensor, weight: Tensor | None) -> Tensor:
