@@ -80,11 +80,11 @@ class ToyModel:
     def _logits(self, batch: ForwardBatch, sequence: int, position: int) -> np.ndarray:
         digest = hashlib.blake2b(digest_size=8)
         for group, window in zip(batch.groups, self.windows, strict=True):
-            sinks = 0
+            reach, sinks = window or 0, 0
             if window is None and batch.retained is not None:
-                window = int(batch.retained.windows[sequence]) or None
+                reach = int(batch.retained.windows[sequence])
                 sinks = int(batch.retained.sinks[sequence])
-            first = 0 if window is None else max(0, position - window + 1)
+            first = max(0, position - reach + 1) if reach else 0
             size = group.kv.shape[4]
             table = group.block_tables[sequence]
             seen = torch.tensor([*range(min(sinks, first)), *range(first, position + 1)])

@@ -15,8 +15,8 @@ from tests.kernels.quantised_pool import Case
 def test_attention_stays_within_what_half_a_step_of_each_key_can_do(
     fmt: str, size: float, window: int
 ) -> None:
-    """A score is off by at most e = scale * sum |q| * half a step, so a weight by a factor of e^(2 e), and the
-    output by that times the values' spread, beside what the values' own steps do.
+    """A score is off by at most e = scale * sum |q| * half a step, so a weight by a factor of e^(2 e), and
+    the output by that times the values' spread, beside what the values' own steps do.
     """
     torch.manual_seed(0)
     case = Case(fmt, 100)

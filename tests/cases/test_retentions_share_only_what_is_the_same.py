@@ -1,11 +1,10 @@
-"""One prompt of 500 tokens under three retentions, in any order, from pool and disk: each as if it were alone.
+"""One prompt of 500 tokens under three retentions, in any order, from pool and disk: each as if alone.
 
 K and V of later tokens depend on what was hidden from earlier ones, so blocks are shared only up to there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -79,8 +78,8 @@ def test_in_the_pool_each_is_as_if_alone(path: Path, order: tuple[str, ...]) -> 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "store"
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
 
 
 @pytest.mark.parametrize("order", list(permutations(RETENTIONS)), ids="-".join)

@@ -1,4 +1,4 @@
-"""A window that moves over a quantised pool: keys are stored once and never turned, so errors do not add up."""
+"""A window moves over a quantised pool: keys are stored once and never turned, so errors do not add up."""
 
 from __future__ import annotations
 

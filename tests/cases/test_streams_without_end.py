@@ -1,4 +1,4 @@
-"""A stream under a retention: as many blocks at its end as at its beginning, past the model's trained length."""
+"""A stream under a retention: as many blocks at its end as at its beginning, past the model's length."""
 
 from __future__ import annotations
 
@@ -102,8 +102,9 @@ def resident() -> int:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_a_long_text_leaves_memory_and_quality_as_they_were(smollm2_path: Path) -> None:
-    """300,000 tokens at full scale. Of the last tenth a fresh stream that began 4,096 tokens before it tells as
-    much as one that has read all."""
+    """300,000 tokens at full scale. Of the last tenth a fresh stream that began 4,096 tokens before it tells
+    as much as one that has read all.
+    """
     llm = LLM(str(smollm2_path), kv_memory="64MiB", retention="sinks:4+1020")
     total = scaled(300_000, least=20_000)
     ids = llm.tokenizer.encode(TEXT)
