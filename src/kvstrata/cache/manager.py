@@ -213,8 +213,8 @@ class KVCache:
     def place_for_load(self, seq: CacheSequence, num_tokens: int) -> list[list[int]] | None:
         """Take blocks for content that comes from a tier, up to a length: block positions taken, by group.
 
-        Only the blocks that the token at `num_tokens` can see. The sequence does not grow
-        until `commit_loaded`. None, with nothing changed, if the room is not there. Raises ValueError if
+        Only the blocks that the token at `num_tokens` can see. The sequence does not grow until
+        `commit_loaded`. None, with nothing changed, if the room is not there. Raises ValueError if
         `num_tokens` is not a multiple of block_size.
         """
         self._check_open(seq)
@@ -301,9 +301,8 @@ class KVCache:
     def pin(self, key: bytes, group: int) -> list[int] | None:
         """Hold a published block for a reader outside the block tables, until `unpin` of what this returns.
 
-        In a full-attention group those before it are held as well, unless its content depends on a
-        retention, so that what is cached can always be evicted; the block itself is the last. None if it
-        cannot be found, or if what is promised would not be covered.
+        In a full-attention group those before it are held as well, unless its content depends on a retention;
+        the block itself is the last. None if it cannot be found, or if what is promised would not be covered.
         """
         node = self._contents.index.get(key)
         if node is None or node.blocks[group] == NO_BLOCK:
