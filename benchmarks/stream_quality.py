@@ -1,10 +1,10 @@
 """A long text through one stream under a retention: does it stay as good, and as small, as it began?
 
-Feeds the text (repeated from its beginning where it is shorter) to one stream and measures three things. The
-perplexity of the last tenth, against a fresh stream with the same retention that starts 4,096 tokens before it.
-At some places spread over the stream, the perplexity of the next few tokens, against each predicted from what the
-retention shows of the text then, computed afresh. And the process's resident memory, from when the first tenth
-has been read. Prints one JSON object.
+Feeds the text (repeated from its beginning where it is shorter) to one stream and measures three things.
+The perplexity of the last tenth, against a fresh stream with the same retention that starts 4,096 tokens
+before it. At some places spread over the stream, the perplexity of the next few tokens, against each
+predicted from what the retention shows of the text then, computed afresh. And the process's resident memory,
+from when the first tenth has been read. Prints one JSON object.
 
 Usage: python benchmarks/stream_quality.py TEXT [--tokens 300000] [--retention sinks:4+1020] [--kv-dtype bf16]
                                           [--places 20] [--per-place 8] [--model M] --json
@@ -100,7 +100,7 @@ def stream(llm: LLM, ids: list[int], name: str) -> tuple[Tensor, list[int], list
 
 
 def recomputed(llm: LLM, ids: list[int], retention: Retention, place: int, count: int) -> Tensor:
-    """Losses of `count` tokens from a place on, each from a fresh pass over what is visible just before it."""
+    """Losses of `count` tokens from a place on, each from a fresh pass over what it sees."""
     losses = []
     for position in range(place, place + count):
         begin = position if retention.window is None else max(0, position - retention.window)

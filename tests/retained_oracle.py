@@ -1,8 +1,8 @@
-"""What a retention means, in plain torch and without a pool: raw keys are kept, and rotated when they are used.
+"""What a retention means, in plain torch and without a pool: raw keys, rotated when they are used.
 
-As in StreamingLLM (arXiv 2309.17453) the visible keys stand at positions 0, 1, 2, ... of a cache, whatever was
-between them, and the query at the last of these. That is another way to the same result than the engine's,
-which rotates each key once, to its true position, and rotates a second query for the sinks.
+As in StreamingLLM (arXiv 2309.17453) the visible keys stand at positions 0, 1, 2, ... of a cache, whatever
+was between them, and the query at the last of these. That is another way to the same result than the
+engine's, which rotates each key once, to its true position, and rotates a second query for the sinks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvstrata.models.rope import inverse_frequencies, magnitude
 @torch.inference_mode()
 def logprobs(decoder: Decoder, ids: list[int], retention: Retention, kv_dtype: str = "fp32") -> Tensor:
     """Log-probabilities after each token, `[num_tokens, vocab_size]`; weights must be float32."""
-    config, weights = decoder.config, decoder._weights  # noqa: SLF001
+    config, weights = decoder.config, decoder._weights
     hidden = weights.embedding(torch.tensor(ids)) * config.embedding_scale
 
     def norm(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -44,7 +44,7 @@ def logprobs(decoder: Decoder, ids: list[int], retention: Retention, kv_dtype: s
     return logits.log_softmax(-1)
 
 
-def attend(
+def attend(  # noqa: PLR0917
     query: Tensor,
     keys: Tensor,
     values: Tensor,

@@ -1,4 +1,4 @@
-"""Attention under windows and sinks of each sequence's own: right against float64, the same bits everywhere."""
+"""Attention under windows and sinks of each sequence's own: right, and the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Batch:
         )
 
 
-def exact(
+def exact(  # noqa: PLR0917
     query: Tensor, sink_query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float
 ) -> Tensor:
     """The last `len(query)` rows of a sequence in float64."""

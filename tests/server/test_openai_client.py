@@ -209,6 +209,16 @@ def test_mistakes_are_the_clients_errors_and_name_the_field(ask, wrong, kind, pa
     assert str(wrong.get(param, "")) in caught.value.body["message"] or param in caught.value.body["message"]
 
 
+def test_a_request_chooses_what_its_queries_see(complete):
+    prompt = "The lighthouse keeper wrote the same sentence into his book every evening. " * 4
+    answers = {
+        retention: complete(prompt, extra_body={"kvstrata": {"retention": retention}}).choices[0].text
+        for retention in ("full", "window:2", "sinks:4+200", None)
+    }
+    assert answers[None] == answers["full"] == answers["sinks:4+200"]
+    assert answers["window:2"] != answers["full"]
+
+
 def test_a_prompt_that_is_too_long_is_told_with_the_limit(ask, complete):
     for call in (lambda: ask([{"role": "user", "content": "a " * 3000}]), lambda: complete("a " * 3000)):
         with pytest.raises(openai.BadRequestError, match="1023") as caught:

@@ -6,9 +6,8 @@ all back. A sequence that is preempted is released and opened again later. One t
 
 Three rules keep it simple. Content is published in order, under the block before it, so what can be found
 is a tree. Where a block's content is there already when it is committed, the sequence takes the one that is
-there and gives up its own, so whoever holds a block of a full-attention group holds all before it, or,
-under a retention, needs none that it let go of, and every cached block can be evicted, tails first. And what
-is promised to sequences never exceeds free and cached blocks.
+there and gives up its own, so whoever holds a block of a full-attention group holds those before it that it
+still sees, and every cached block can be evicted. And what is promised never exceeds free and cached blocks.
 """
 
 from __future__ import annotations
@@ -87,14 +86,9 @@ class KVCache:
         self.clock = clock
         self._digest_bytes = digest_bytes
 
-    @property
-    def capacity_tokens(self) -> int:
-        """Tokens of the longest single sequence that sees all its tokens and fits in all groups."""
-        return self.capacity(FULL)
-
-    def capacity(self, retention: Retention) -> int:
+    def capacity(self, retention: Retention = FULL) -> int:
         """Tokens of the longest single sequence that fits in all groups; sys.maxsize if any does."""
-        limits = [group.capacity_blocks(retention) for group in self.groups]
+        limits = (group.capacity_blocks(retention) for group in self.groups)
         return min((limit * self.block_size for limit in limits if limit is not None), default=sys.maxsize)
 
     def chain(self, token_ids: TokenIds, extras: Extras) -> KeyChain:
@@ -106,8 +100,7 @@ class KVCache:
     def match(self, chain: KeyChain, limit: int) -> int:
         """Tokens of the longest hit that all groups satisfy: a multiple of block_size, at most `limit`.
 
-        A hit of n needs in each group the blocks that the token at n can see: where nothing is hidden, all.
-        Changes nothing.
+        A hit of n needs in each group the blocks that the token at n can see. Changes nothing.
         """
         if not self.prefix_caching:
             return 0
@@ -220,8 +213,8 @@ class KVCache:
     def place_for_load(self, seq: CacheSequence, num_tokens: int) -> list[list[int]] | None:
         """Take blocks for content that comes from a tier, up to a length: block positions taken, by group.
 
-        Only the blocks that the token at `num_tokens` can see. The sequence does not grow
-        until `commit_loaded`. None, with nothing changed, if the room is not there. Raises ValueError if
+        Only the blocks that the token at `num_tokens` can see. The sequence does not grow until
+        `commit_loaded`. None, with nothing changed, if the room is not there. Raises ValueError if
         `num_tokens` is not a multiple of block_size.
         """
         self._check_open(seq)
@@ -308,9 +301,8 @@ class KVCache:
     def pin(self, key: bytes, group: int) -> list[int] | None:
         """Hold a published block for a reader outside the block tables, until `unpin` of what this returns.
 
-        In a full-attention group those before it are held as well, unless its content depends on a
-        retention, so that what is cached can always be evicted; the block itself is the last. None if it
-        cannot be found, or if what is promised would not be covered.
+        In a full-attention group those before it are held as well, unless its content depends on a retention;
+        the block itself is the last. None if it cannot be found, or if what is promised would not be covered.
         """
         node = self._contents.index.get(key)
         if node is None or node.blocks[group] == NO_BLOCK:
@@ -349,15 +341,10 @@ class KVCache:
         block = self.block_of(key, group)
         return None if block is None else self.groups[group].metas[block]
 
-    def content_of(self, key: bytes) -> bytes | None:
-        """What `KeyChain.contents` has of a key that can be found."""
+    def origin_of(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """Of a key that can be found: the key before it, and what `KeyChain.contents` has of it."""
         node = self._contents.index.get(key)
-        return None if node is None else node.content
-
-    def parent_of(self, key: bytes) -> bytes | None:
-        """The key before a key that can be found: of a first block the fingerprint."""
-        node = self._contents.index.get(key)
-        return None if node is None or node.parent is None else node.parent.key
+        return None if node is None or node.parent is None else (node.parent.key, node.content)
 
     def mark_dirty(self, key: bytes, group: int, dirty: bool) -> None:
         """Tell whether a block's content would be lost with it, so that others are evicted before."""

@@ -15,10 +15,11 @@ BlockTable = list[int]  # physical blocks by block position; NO_BLOCK where a wi
 class CacheSequence:
     """Made by `KVCache.open` and `fork`, given back once by `release`; only `KVCache` changes it.
 
-    tables: one for each layer group; seen: which tokens its queries see in each. num_computed: tokens whose K and V the pool holds. prompt_tokens:
-    where the prompt ends and the answer begins. reserve_tokens: length up to which its growth is reserved.
-    reserved: blocks still reserved, by group. ttl: seconds that what it publishes is served, None for ever.
-    tip: node of the last block that it found or published; num_published: blocks up to there.
+    tables: one for each layer group; seen: which tokens its queries see in each. num_computed: tokens whose
+    K and V the pool holds. prompt_tokens: where the prompt ends and the answer begins. reserve_tokens: length
+    up to which its growth is reserved. reserved: blocks still reserved, by group. ttl: seconds that what it
+    publishes is served, None for ever. tip: node of the last block that it found or published;
+    num_published: blocks up to there.
     """
 
     chain: KeyChain

@@ -49,8 +49,8 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
     "prefix_caching": (bool, "Find the blocks of earlier requests again."),
     "retention": (
         str,
-        "Which tokens a query sees: full, window:W (the last W) or sinks:S+W (the first S besides), for texts "
-        "without end in constant memory.",
+        "Which tokens a query sees: full, window:W (the last W) or sinks:S+W (the first S besides), "
+        "for texts without end in constant memory.",
     ),
     "threads": (int | None, "CPU threads; by default all cores."),
     "tiers": (list[str], "A place below the pool, such as ram://?size=4GiB; several times, nearest first."),

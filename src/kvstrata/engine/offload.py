@@ -76,10 +76,9 @@ class Offload:
                 self._mark(offer.identity.address, offer.meta)
 
     def _describe(self, address: Address, block: int, meta: Meta) -> Offer:
-        content = self._cache.content_of(address.key)
-        parent = self._cache.parent_of(address.key)
-        assert content is not None
-        assert parent is not None
+        origin = self._cache.origin_of(address.key)
+        assert origin is not None
+        parent, content = origin
         token_bytes = 4 * self._cache.block_size
         identity = Identity(
             address=address,

@@ -1,7 +1,7 @@
 """A text without end, predicted piece by piece under a retention, in the memory that the retention needs.
 
-It runs over an engine's own cache and runner, as a request's prompt does, but hands out each piece's figures at
-once instead of keeping them all.
+It runs over an engine's own cache and runner, as a request's prompt does, but hands out each piece's figures
+at once instead of keeping them all.
 """
 
 from __future__ import annotations

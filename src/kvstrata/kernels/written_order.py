@@ -159,8 +159,8 @@ def attention(  # noqa: PLR0917
     int8 and fp8: keys and values are codes (fp8 / 256), the scales float32 `[num_tokens]` theirs (fp8 * 256);
     a score is (dot * key scale) * scale, and p, once l is summed, is multiplied by its value's scale. int4:
     keys and values are fma(code, scale, minimum), and the query is rotated as the keys were.
-    sinks: where `first` is after so many positions, these are seen besides, by `sink_query`; the tiles between
-    are passed over, and in a tile the order of positions is the same.
+    sinks: where `first` is after so many positions, these are seen besides, by `sink_query`; the tiles
+    between are passed over, and in a tile the order of positions is the same.
     Returns O / L, `[num_heads, head_dim]`.
     """
     num_heads, head_dim = query.shape

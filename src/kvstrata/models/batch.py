@@ -29,8 +29,8 @@ class RetainedBatch:
     """What the tokens of a step see in full-attention layers, where some do not see all before them.
 
     windows: int32 `[num_seqs]`, tokens that a sequence's queries see, 0 for all; sinks: int32 `[num_seqs]`,
-    how many of its first tokens besides. sink_positions: int64 `[num_tokens]`, what a token's query is rotated
-    to where it meets the sinks; None where no token hides others after sinks.
+    how many of its first tokens besides. sink_positions: int64 `[num_tokens]`, what a token's query is
+    rotated to where it meets the sinks; None where no token hides others after sinks.
     """
 
     windows: Tensor

@@ -1,7 +1,7 @@
 """Angles of rotary position embeddings, with the scalings that stretch them past the trained length.
 
-Angles are computed in float64 and only their cosines and sines are rounded to float32. Float64 keeps an angle to
-2^-30 turns at position 2^30, and the cosine takes whole turns off exactly enough for the rest.
+Angles are computed in float64 and only their cosines and sines are rounded to float32. At position 2^30 a
+float64 angle is right to 2^-22, and cosine and sine take its whole turns off without further loss.
 """
 
 from __future__ import annotations

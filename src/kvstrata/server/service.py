@@ -116,7 +116,7 @@ class Service:
             )
 
     def check_length(self, tokens: Sequence[int], retention: str | None = None) -> None:
-        """Raise ApiError for a prompt that is longer than allowed; RequestError for a retention that cannot be.
+        """Raise ApiError for a prompt that is longer than allowed, RequestError for a bad retention.
 
         retention: the request's own, if it brings one.
         """
