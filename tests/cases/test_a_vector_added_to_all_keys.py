@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from kvstrata.kernels import kv_formats
-from tests.kernels.quantised_pool import Case
+from tests.kernels.quantised_pool import LAYER, Case, ops
+
+LENGTH = 90
 
 
 @pytest.mark.parametrize("window", [0, 20])
@@ -47,9 +51,48 @@ def exact_attention(case: Case, query: torch.Tensor, window: int) -> torch.Tenso
 
 def half_step(case: Case, part: int) -> torch.Tensor:
     """The largest distance of an element from what it is read as."""
-    scales = case.stored(part)[1].float()
+    scales = case.stored(part)[1]
     if case.pool.kv.dtype == torch.uint8:
-        return scales[..., ::2].max() / 2
+        return kv_formats.int4_steps(scales).max() / 2
+    scales = scales.float()
     if case.pool.kv.dtype == torch.int8:
         return scales.max() / 2
     return scales.max() * 448 / 16 / 2  # e4m3's widest step is 32 of 448
+
+
+@pytest.mark.parametrize("kind", ["one channel", "all channels", "each channel"])
+def test_a_vector_that_is_taken_off_as_an_offset_costs_nothing(kind: str) -> None:
+    torch.manual_seed(0)
+    case = Case("int4", LENGTH)
+    vector = torch.zeros(2, 64)
+    if kind == "one channel":
+        vector[:, 5] = 40.0
+    elif kind == "all channels":
+        vector += 10.0
+    else:
+        vector += torch.randn(2, 64) * 8.0
+    query = torch.randn(1, 6, 64)
+    exact = Case("fp32", LENGTH)
+    exact.key, exact.value = case.key, case.value
+    exact.write()
+    expected = exact.attend(query, LENGTH)
+    case.write()
+    plain = (case.attend(query, LENGTH)[0] - expected[0]).abs().max()
+    still = torch.zeros(LENGTH, 32)
+    heads = torch.cat((query.expand(LENGTH, -1, -1), case.key + vector, case.value), dim=1)
+    ops.rope_write_kv(
+        heads.reshape(LENGTH, -1),
+        None,
+        None,
+        1e-6,
+        still.cos(),
+        still.sin(),
+        None,
+        case.slots,
+        case.pool.kv,
+        LAYER,
+        case.pool.scales,
+        vector,
+    )
+    error = (case.attend(query, LENGTH)[0] - expected[0]).abs().max()
+    assert math.isclose(error, plain, rel_tol=0.05)

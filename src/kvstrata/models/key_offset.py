@@ -2,7 +2,7 @@
 
 A softmax over keys does not change when the same vector is taken off all of them, so nothing is added back
 where they are read, and codes are spent on what differs. It is measured once a model, over tokens that are
-always the same: their mean key before RoPE, turned to all positions of a long context and averaged again,
+always the same: their mean key before RoPE, turned to all positions of a context and averaged again,
 since what turns quickly has no mean.
 """
 
@@ -20,7 +20,7 @@ from kvstrata.models.decoder import Decoder, Rotation
 
 _TEXT = "plain_text.txt"
 _MOST_TOKENS = 512
-_CONTEXT = 4096
+_CONTEXT = 1024
 _BLOCK = 16
 _rope = torch.ops.kvstrata.rope.default
 
