@@ -174,7 +174,7 @@ def test_smaller_formats_hold_as_many_more_requests_as_their_blocks_are_smaller(
         stride = -(-run["bytes_per_token"] * 16 // 4096) * 4096
         assert run["pool_tokens"] == (128 << 20) // stride * 16
         by_blocks = run["pool_tokens"] // 16 // blocks
-        assert by_blocks <= run["requests"] <= 1.05 * by_blocks  # the last begin when the first are not long yet
+        assert by_blocks <= run["requests"] <= 1.05 * by_blocks  # the last begin before the first are long
         assert run["times_the_first"] == run["requests"] / runs["bf16"]["requests"]
     assert runs["int8"]["times_the_first"] >= 1.85
     assert runs["int4"]["times_the_first"] >= 3
