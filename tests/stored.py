@@ -51,11 +51,13 @@ def blocks(
     group: int = 0,
 ) -> list[Record]:
     """A sequence's first `count` blocks; `chain` tells sequences apart."""
-    keys = KeyChain(context.fingerprint, context.block_size, Extras(salt).encode())
+    keys = KeyChain(context.fingerprint, context.block_size, Extras(salt))
     keys.extend([chain * 4096 + i for i in range(count * context.block_size)])
     return [
         Record(
-            Identity(Address(keys.keys[i], group), keys.parent(i), keys.block_tokens(i), keys.extras),
+            Identity(
+                Address(keys.keys[i], group), keys.parent(i), keys.block_tokens(i), keys.encoded_extras(i)
+            ),
             Meta(
                 parent=keys.parent(i),
                 group=group,

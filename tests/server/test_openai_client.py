@@ -209,7 +209,7 @@ def test_the_model_is_listed_and_found(client, server):
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs"),
         ({"extra_body": {"bogus": 1}}, openai.BadRequestError, "bogus"),
         (
-            {"extra_body": {"kvstrata": {"retention": "window:64"}}},
+            {"extra_body": {"kvstrata": {"retention": "sinks:-1"}}},
             openai.BadRequestError,
             "kvstrata.retention",
         ),
@@ -222,6 +222,16 @@ def test_mistakes_are_the_clients_errors_and_name_the_field(ask, wrong, kind, pa
     assert caught.value.param == param
     assert caught.value.body["type"] in ("invalid_request_error", "not_found_error")
     assert str(wrong.get(param, "")) in caught.value.body["message"] or param in caught.value.body["message"]
+
+
+def test_a_request_chooses_what_its_queries_see(complete):
+    prompt = "The lighthouse keeper wrote the same sentence into his book every evening. " * 4
+    answers = {
+        retention: complete(prompt, extra_body={"kvstrata": {"retention": retention}}).choices[0].text
+        for retention in ("full", "window:2", "sinks:4+200", None)
+    }
+    assert answers[None] == answers["full"] == answers["sinks:4+200"]
+    assert answers["window:2"] != answers["full"]
 
 
 def test_a_prompt_that_is_too_long_is_told_with_the_limit(ask, complete):

@@ -17,13 +17,15 @@ class KVFormat:
     """How one key or value vector is stored.
 
     bits: per element. scale_bytes: per scale group. scale_group: elements that share a scale (0: none;
-    -1: the whole head vector).
+    -1: the whole head vector). centred: keys are stored without what they have in common, which is worth it
+    where bits are few.
     """
 
     name: str
     bits: int
     scale_bytes: int = 0
     scale_group: int = 0
+    centred: bool = False
 
     def vector_bytes(self, head_dim: int) -> int:
         """Bytes of one head's vector of `head_dim` elements, without scales."""

@@ -115,7 +115,7 @@ async def _answer(
         if service.config.log_prompts:
             line.prompts = body.model_dump(include={"messages", "prompt"}, exclude_none=True)
         for tokens in prepared.prompts:
-            service.check_length(tokens)
+            service.check_length(tokens, prepared.params.retention)
         submissions = [
             Submission(f"{reply_id}-{number}", tokens, prepared.params, options=options, arrival=line.arrival)
             for number, tokens in enumerate(prepared.prompts)

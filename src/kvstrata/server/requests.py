@@ -11,7 +11,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from kvstrata.cache.retention import Retention
 from kvstrata.config import RequestOptions, SamplingParams
+from kvstrata.errors import ConfigError
 from kvstrata.server.problems import ApiError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -64,7 +66,9 @@ class StreamOptions(_Body):
 
 
 class KVStrataOptions(_Body):
-    """ttl: seconds that the blocks of this request stay cached. retention: which tokens a query sees."""
+    """ttl: seconds that the blocks of this request stay cached. retention: which tokens a query sees, `full`,
+    `window:W` (the last W) or `sinks:S+W` (the first S besides); absent: the server's.
+    """
 
     ttl: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     retention: str | None = None
@@ -110,8 +114,6 @@ class GenerationRequest(_Body):
     def unsupported(self) -> list[str]:
         """Names of fields that are set and not supported."""
         found = ["logit_bias"] if self.logit_bias else []
-        if self.kvstrata is not None and self.kvstrata.retention not in (None, "full"):
-            found.append("kvstrata.retention")
         return found
 
     def params(self, **own: Any) -> SamplingParams:
@@ -135,7 +137,16 @@ class GenerationRequest(_Body):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         # The field's seeds are signed, ours are not.
         seed = None if self.seed is None else self.seed % 2**64
-        return SamplingParams(**{**given, **own}, seed=seed)
+        return SamplingParams(**{**given, **own}, seed=seed, retention=self._retention())
+
+    def _retention(self) -> str | None:
+        wanted = None if self.kvstrata is None else self.kvstrata.retention
+        if wanted is not None:
+            try:
+                Retention.parse(wanted, "kvstrata.retention")
+            except ConfigError as error:
+                raise ApiError(400, str(error), code="invalid_value", param="kvstrata.retention") from error
+        return wanted
 
     def options(self, *, cache_salt: str, user: str) -> RequestOptions:
         """How the request is served. Raises ConfigError."""

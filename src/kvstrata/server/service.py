@@ -72,7 +72,6 @@ class Service:
         self.prompt_tokens = 0  # of requests that are finished
         self.cached_tokens: Counter[str] = Counter()  # of these, by source
         self._texts = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="kvstrata-text")
-        self.max_prompt_tokens = min(engine.max_model_len - 1, config.max_prompt_tokens or 2**31)
 
     async def in_text_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run what takes a text's length of time (templates, tokenizers) beside the event loop."""
@@ -119,13 +118,18 @@ class Service:
                 param="priority",
             )
 
-    def check_length(self, tokens: Sequence[int]) -> None:
-        """Raise ApiError for a prompt that is longer than allowed."""
-        if len(tokens) > self.max_prompt_tokens:
+    def check_length(self, tokens: Sequence[int], retention: str | None = None) -> None:
+        """Raise ApiError for a prompt that is longer than allowed, RequestError for a bad retention.
+
+        retention: the request's own, if it brings one.
+        """
+        limits = self.engine.limits
+        most = limits.longest(limits.retention_of(retention)) - 1
+        most = min(most, self.config.max_prompt_tokens or most)
+        if len(tokens) > most:
             raise ApiError(
                 400,
-                f"the prompt has {len(tokens)} tokens; at most {self.max_prompt_tokens} are served: "
-                "shorten it",
+                f"the prompt has {len(tokens)} tokens; at most {most} are served: shorten it",
                 code="context_length_exceeded",
             )
 
