@@ -223,7 +223,7 @@ class Engine:
         """Run one step and return what is new since the last. Returns at once where nothing is to be done."""
         begin = self._clock()
         self.pins.expire()
-        works = self._schedule()
+        works: Sequence[Work] = self._schedule()
         if works:
             try:
                 works = self._run(works)
@@ -246,6 +246,9 @@ class Engine:
         begin = self._clock()
         verdicts = self._settler.settle(works, self._runner.run(works))
         speculator.learn(works, verdicts, self._clock() - begin)
+        for work, verdict in zip(works, verdicts, strict=True):
+            if work.draft:
+                self.telemetry.drafted(work.sequence.request, len(work.draft), verdict.accepted)
         return works
 
     def _schedule(self) -> list[Work]:

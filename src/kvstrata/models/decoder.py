@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvstrata import kernels
+from kvstrata.errors import ConfigError
 from kvstrata.models.batch import ForwardBatch, GroupBatch
 from kvstrata.models.config import DecoderConfig, RopeConfig
 from kvstrata.models.decoder_weights import DecoderWeights, LayerWeights
@@ -65,12 +66,16 @@ def placements(config: DecoderConfig) -> tuple[Placement, ...]:
 
 
 class Decoder:
-    """A loaded model. Holds no state of any sequence: that is all in the pool that a batch brings along."""
+    """A loaded model. Holds no state of any sequence: that is all in the pool that a batch brings along.
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    depth: layers to run, the first ones (None: all).
+    """
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, depth: int | None = None) -> None:
         self.config = config
         self.device = weights.final_norm.device
         self._weights = weights
+        self._depth = config.num_layers if depth is None else depth
         self._placements = placements(config)
         self._windows = tuple(window or 0 for window, _ in config.layer_groups())
         self._ropes = {
@@ -97,6 +102,18 @@ class Decoder:
         """
         return cls(source.config, DecoderWeights.load(source, weights, device, progress))
 
+    def first_layers(self, count: int) -> Decoder:
+        """The first layers with the head, over the same weights and the same pool.
+
+        What they write there are the K and V that the whole model writes. Raises ConfigError where there are
+        not so many layers.
+        """
+        if not 1 <= count <= self.config.num_layers:
+            raise ConfigError(
+                f"draft is 'layers:{count}'; the model has {self.config.num_layers} layers: give no more"
+            )
+        return Decoder(self.config, self._weights, count)
+
     def weights_nbytes(self) -> int:
         """Bytes of all weights in memory."""
         return self._weights.nbytes()
@@ -117,7 +134,7 @@ class Decoder:
         if config.embedding_scale != 1.0:
             hidden.mul_(config.embedding_scale)
         scene = self._scene(batch)
-        layers = self._weights.layers
+        layers = self._weights.layers[: self._depth]
         normed = _rms_norm(hidden, layers[0].attn_norm, config.norm_eps)
         for index, layer in enumerate(layers):
             attended = self._attend(index, layer, normed, scene)

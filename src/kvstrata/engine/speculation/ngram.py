@@ -23,6 +23,7 @@ from kvstrata.engine.speculation.acceptance import Rate
 from kvstrata.engine.speculation.costs import StepCosts
 
 ORDERS = (5, 3, 2)  # lengths of the n-grams, the longest first: it is trusted most
+_FEW = 16  # n-grams that are taken one by one: many are quicker all at once
 _LONGEST = 32  # tokens of a match that are counted
 # By how many tokens match at least: what to think of the next one before anything is known.
 _LENGTHS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -68,12 +69,14 @@ class NgramIndex:
         if end <= first:
             return
         for order, ends in self._ends.items():
-            begin = max(0, first - order + 1)
-            if end - begin < order:
+            places = range(max(order, first + 1), end + 1)
+            if len(places) < _FEW:
+                ends.update((self._tokens[place - order : place].tobytes(), place) for place in places)
                 continue
-            part = np.frombuffer(self._tokens[begin:end], dtype=np.uint32)
+            part = np.frombuffer(self._tokens[places.start - order : end], dtype=np.uint32)
             grams = np.lib.stride_tricks.sliding_window_view(part, order).tobytes()
-            ends.update(zip(chain.from_iterable(iter_unpack(f"{4 * order}s", grams)), range(begin + order, end + 1)))
+            keys = chain.from_iterable(iter_unpack(f"{4 * order}s", grams))
+            ends.update(zip(keys, places, strict=True))
         self._known = end
 
 
