@@ -19,6 +19,7 @@ from kvstrata.engine.engine import Engine, StepReport
 from kvstrata.engine.fingerprint import fingerprint
 from kvstrata.engine.memory import auto_pool_bytes, available_bytes, total_bytes
 from kvstrata.engine.speculation.build import DraftPool, load_draft, make_speculator
+from kvstrata.engine.speculation.draft_model import widest_step
 from kvstrata.errors import ConfigError
 from kvstrata.models.chat import ChatTemplate
 from kvstrata.models.config import DecoderConfig
@@ -76,19 +77,20 @@ def build(
     draft_layouts = () if draft is None else block_layouts(draft.config, config)
     pool_bytes, max_model_len = _pool_size(config, (*layouts, *draft_layouts), source.config, device)
 
-    def split(part: tuple[BlockLayout, ...]) -> list[int]:
+    def split(part: tuple[BlockLayout, ...], max_chunk: int) -> list[int]:
         """Blocks for each layout; two models share the memory so that both hold about as many tokens."""
         whole = sum(layout.stride_bytes for layout in (*layouts, *draft_layouts))
         return split_blocks(
             pool_bytes * sum(layout.stride_bytes for layout in part) // whole,
             part,
             max_num_seqs=config.max_num_seqs,
-            max_chunk=config.max_num_batched_tokens,
+            max_chunk=max_chunk,
             max_model_len=max_model_len,
         )
 
-    num_blocks = split(layouts)
-    draft_blocks = [] if draft is None else split(draft_layouts)
+    widest = widest_step(config.max_num_batched_tokens, config.draft_tokens)
+    num_blocks = split(layouts, config.max_num_batched_tokens)
+    draft_blocks = [] if draft is None else split(draft_layouts, widest)
     name = fingerprint(
         weights_digest=digest,
         config=source.config,

@@ -85,13 +85,15 @@ class Settler:
         finite, likeliest: of each row, whether its logits are finite, and the first of its largest.
         """
         answer, accepted, judged = work.sequence, 0, 0
+        if answer.request.error is not None:
+            return Verdict()
         for token, row in zip(work.draft, rows[len(rows) - len(work.draft) :], strict=True):
-            if answer.status is not Status.RUNNING:
-                break
             judged += 1
             if answer.output_ids[-1] != token:
                 break
             accepted += 1
+            if answer.status is not Status.RUNNING:
+                break  # that token was its last
             if not finite[row]:
                 self._fail(answer.request)
                 break

@@ -31,7 +31,9 @@ _SELF_TOKENS = 4  # proposed a step by the model to itself
 
 @dataclass(frozen=True)
 class _Figure:
-    """tasks: reads so many prompts from a folder. settings: of the engine that speculates; weights: of both."""
+    """tasks: reads so many prompts from a folder. settings: of the engine that speculates. weights: of both,
+    where not the user's. own_draft: the model's own file is the draft.
+    """
 
     tasks: Callable[[Path, int], list[Task]]
     settings: dict[str, Any]

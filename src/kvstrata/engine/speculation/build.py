@@ -15,7 +15,7 @@ from kvstrata.engine.fingerprint import fingerprint
 from kvstrata.engine.runner import Runner
 from kvstrata.engine.speculation.calibrate import measure
 from kvstrata.engine.speculation.costs import StepCosts
-from kvstrata.engine.speculation.draft_model import ModelDrafter
+from kvstrata.engine.speculation.draft_model import ModelDrafter, widest_step
 from kvstrata.engine.speculation.drafter import Drafter
 from kvstrata.engine.speculation.layers import LayersDrafter
 from kvstrata.engine.speculation.ngram import NgramDrafter
@@ -122,7 +122,7 @@ def _model_drafter(  # noqa: PLR0917 (a call of one place)
         pool.blocks,
         fingerprint=draft.fingerprint,
         device=device,
-        max_chunk=settings.max_num_batched_tokens + settings.draft_tokens,
+        max_chunk=widest_step(settings.max_num_batched_tokens, settings.draft_tokens),
         policy=settings.policy,
         ttl=settings.ttl,
         prefix_caching=settings.prefix_caching,

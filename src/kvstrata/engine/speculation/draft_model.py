@@ -22,6 +22,11 @@ from kvstrata.engine.speculation.shadow import Shadow, Shadows
 _AT_ONCE = 16  # tokens that it may lag behind and yet propose: they are computed with its first token
 
 
+def widest_step(chunk: int, draft_tokens: int) -> int:
+    """Most tokens of one sequence in a step of the draft model, whose prompts come in chunks of so many."""
+    return max(chunk, _AT_ONCE + draft_tokens)
+
+
 class ModelDrafter:
     """runner, cache: of the draft model. costs, target_costs: of its steps and of the target's.
 
