@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from scale import scaled
 from speculating import WAYS, draft_model, layers
@@ -45,6 +46,16 @@ def alone(number: int, windows: tuple[int | None, ...]) -> RequestOutput:
     return toy.run()[str(number)]
 
 
+def assert_published_blocks_hold_their_tokens(toy: Toy) -> None:
+    """A published block has the tokens that its key names, and none that was proposed in vain."""
+    for cache in toy.caches:
+        for group in cache.groups:
+            for block, node in enumerate(group.nodes):
+                if node is not None:
+                    content = np.frombuffer(cache.content_of(node.key)[4 : 4 + 16], dtype=np.uint32)  # type: ignore[index]
+                    assert group.pool.kv[block, 0, 0, 0, :, 0].tolist() == content.tolist()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
@@ -63,6 +74,7 @@ def test_many_requests_in_a_small_pool_with_aborts(way: str, windows: tuple[int 
             aborts[str(number)] = draw.randrange(1, 12)
         for _ in range(draw.randrange(0, 4)):
             results |= toy.tick(aborts)
+            assert_published_blocks_hold_their_tokens(toy)
     while toy.engine.has_unfinished:
         results |= toy.tick(aborts)
     toy.assert_idle()
