@@ -89,9 +89,7 @@ def test_a_draft_of_as_many_but_other_tokens_is_refused(target: Path, tmp_path: 
     names = NAMES.copy()
     names[7], names[8] = names[8], names[7]
     path = model_file(tmp_path / "other.gguf", names)
-    with pytest.raises(
-        ConfigError, match=f"the model's {VOCAB}, but token 7 is not the same"
-    ):
+    with pytest.raises(ConfigError, match=f"the model's {VOCAB}, but token 7 is not the same"):
         LLM(str(target), **SMALL, draft_model=str(path))
 
 

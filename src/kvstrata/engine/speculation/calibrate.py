@@ -11,7 +11,7 @@ from kvstrata.cache.table import CacheSequence
 from kvstrata.engine.runner import Chunk, Runner
 from kvstrata.engine.speculation.costs import Point, StepCosts
 
-_ROWS = (1, 8, 4, 16, 2, 32, 3, 6, 12, 24)  # the most telling first, for when time is up
+_ROWS = (1, 8, 32, 4, 16, 2, 64, 3, 6, 12, 24, 48)  # the most telling first, for when time is up
 _LEAST_POINTS = 3
 _CONTEXT = 1024  # tokens, where the pool has room for so many
 _SECONDS = 1.5
@@ -20,12 +20,12 @@ _EXTRAS = Extras(salt="probe")
 
 
 def measure(runner: Runner, cache: KVCache, most_rows: int, seconds: float = _SECONDS) -> StepCosts:
-    """Run steps in blocks that are given back unpublished. most_rows: of a sequence in a step.
+    """Run steps in blocks that are given back unpublished. most_rows: of one sequence in a step.
 
     Takes `seconds` or a little more where the model is slow.
     """
     room = cache.capacity_tokens // 2
-    rows = [count for count in _ROWS if count == 1 or count <= min(most_rows, room - 1)]
+    rows = [count for count in _ROWS if count < max(2, room)]
     context = max(1, min(_CONTEXT, room - max(rows)))
     length = context + max(rows)
     chain = cache.chain([0] * length, _EXTRAS)
@@ -39,8 +39,8 @@ def measure(runner: Runner, cache: KVCache, most_rows: int, seconds: float = _SE
         points = []
         end = time.perf_counter() + seconds
         for count in rows:
-            near, far = _best(runner, sequence, 0, count), _best(runner, sequence, context, count)
-            points.append(Point(count, near, far))
+            far = _best(runner, sequence, context, count) if count <= max(most_rows, 1) else None
+            points.append(Point(count, _best(runner, sequence, 0, count), far))
             if time.perf_counter() > end and len(points) >= _LEAST_POINTS:
                 break
     finally:

@@ -28,7 +28,7 @@ _LONGEST = 32  # tokens of a match that are counted
 # By how many tokens match at least: what to think of the next one before anything is known.
 _LENGTHS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _EXPECTED = (0.2, 0.3, 0.4, 0.45, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85)
-_OWN_WEIGHT = 4.0  # outcomes of others that count beside a sequence's own
+_OWN_WEIGHT = 6.0  # outcomes of others that count beside a sequence's own
 _OWN_KEEP, _ALL_KEEP = 0.9, 0.995
 
 
@@ -113,7 +113,7 @@ class NgramDrafter:
             if token in sequence.request.stop_ids:
                 del state.expected[number + 1 :]
                 break
-        return [self._chance(state, state.length + n) for n in range(len(state.expected))]
+        return self._chances(state)
 
     def draft(self, works: Listed[Work]) -> list[tuple[int, ...]]:
         """What followed the match."""
@@ -145,11 +145,18 @@ class NgramDrafter:
             if expected != came:
                 return
 
-    def _chance(self, state: _State, length: int) -> float:
-        bucket = _bucket(length)
-        general = self._rates[bucket].value
-        own = state.rates.get(bucket)
-        return general if own is None else own.given(general)
+    def _chances(self, state: _State) -> list[float]:
+        chances: list[float] = []
+        bucket, until, chance = -1, 0, 0.0
+        for length in range(state.length, state.length + len(state.expected)):
+            if length >= until:
+                bucket = _bucket(length)
+                until = _LENGTHS[bucket + 1] if bucket + 1 < len(_LENGTHS) else length + len(state.expected)
+                general = self._rates[bucket].value
+                own = state.rates.get(bucket)
+                chance = general if own is None else own.given(general)
+            chances.append(chance)
+        return chances
 
 
 def _bucket(length: int) -> int:

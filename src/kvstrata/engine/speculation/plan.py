@@ -31,11 +31,15 @@ def plan(
     times the tokens a second.
     """
     rooms = [0] * len(outlooks)
+    least = least_chance(contexts, costs, budget)
     chances = sorted(
         (-chance, place, sequence)
         for sequence, outlook in enumerate(outlooks)
         for place, chance in enumerate(accumulate(outlook, mul))
+        if chance > least
     )
+    if not chances:
+        return rooms
     spans = [Span(1, context) for context in contexts]
     attention = sum(map(costs.attention, spans))
     tokens, rows, drafting = float(len(spans)), len(spans), 0.0
@@ -55,6 +59,16 @@ def plan(
     for _, _, sequence in chances[:taken]:
         rooms[sequence] += 1
     return rooms
+
+
+def least_chance(contexts: Sequence[int], costs: StepCosts, budget: int) -> float:
+    """Rows less likely than this lower the tokens a second of a step of these sequences, in any order.
+
+    A row costs at least so much, and a second is worth the tokens that the step gives without any.
+    """
+    rows = len(contexts)
+    attention = costs.attention(Span(1, 1)) * sum(contexts)
+    return costs.least_row(rows, budget) * rows / (costs.seconds(rows) + attention)
 
 
 def _round(drafted: list[int], place: int, context: int, costs: StepCosts) -> float:

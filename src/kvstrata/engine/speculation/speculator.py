@@ -9,12 +9,14 @@ from kvstrata.engine.scheduler import Work
 from kvstrata.engine.settle import Verdict
 from kvstrata.engine.speculation.costs import Span, StepCosts
 from kvstrata.engine.speculation.drafter import Drafter
-from kvstrata.engine.speculation.plan import plan
+from kvstrata.engine.speculation.plan import least_chance, plan
 
 MOST_ROWS = 128  # proposed in one step: [rows, vocab] logits are big
 _GAIN = 1.04  # below this an expected gain is within the error of its estimate
 _LEAST_PATIENCE = 64  # decode steps without a proposal before the next try
 _MOST_PATIENCE = 1024
+_FEW = 8  # sequences
+_CERTAIN = 0.9
 _TRY = 2  # tokens of a try
 
 
@@ -35,8 +37,10 @@ class Speculator:
 
     def allot(self, works: list[Work], budget: int) -> list[int]:
         """Tokens to propose for each of a step's decodes, at most `budget` together."""
-        outlooks = [self._outlook(work) for work in works]
         budget = min(budget, MOST_ROWS)
+        if self._adaptive and self._full(works, budget):
+            return [0] * len(works)
+        outlooks = [self._outlook(work) for work in works]
         if not any(outlooks):
             return [0] * len(works)
         if not self._adaptive:
@@ -51,6 +55,12 @@ class Speculator:
         elif self.drafter.costs is not None:
             self._try_again(works, outlooks, budget, rooms)
         return rooms
+
+    def _full(self, works: list[Work], budget: int) -> bool:
+        """Whether so many sequences run that hardly any proposal could pay: then none is looked for."""
+        if len(works) < _FEW:
+            return False
+        return least_chance([work.sequence.num_tokens for work in works], self._costs, budget) > _CERTAIN
 
     def _outlook(self, work: Work) -> list[float]:
         sequence = work.sequence
