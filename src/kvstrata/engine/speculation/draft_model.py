@@ -19,6 +19,7 @@ from kvstrata.engine.speculation.plan import plan
 from kvstrata.engine.speculation.rounds import Run, propose, run_for
 from kvstrata.engine.speculation.shadow import Shadow, Shadows
 
+_ASK_AGAIN = 16  # tokens after which a sequence that was not worth catching up with is looked at again
 _AT_ONCE = 16  # tokens that it may lag behind and yet propose: they are computed with its first token
 
 
@@ -78,6 +79,13 @@ class ModelDrafter:
         """Whether the rest of the answer, were it as long as it may be, gains more than catching up takes."""
         if not self._adaptive:
             return True
+        if shadow.refused is not None and sequence.num_tokens < shadow.refused + _ASK_AGAIN:
+            return False
+        worth = self._gains(sequence, shadow, most)
+        shadow.refused = None if worth else sequence.num_tokens
+        return worth
+
+    def _gains(self, sequence: Sequence, shadow: Shadow, most: int) -> bool:
         chance, context = self._rates.value(sequence), sequence.num_tokens
         costs, own = self._target_costs, self._costs
         [room] = plan([[chance] * most], [context], costs, own, budget=most, gain=1.0)

@@ -16,7 +16,8 @@ class Shadow:
     """chain: tokens of the sequence, as far as they are told here. cache: None while the pool has no room.
 
     base: tokens that were certain when it last proposed; drafted: how many tokens it proposed after them, all
-    but the last of which it has computed. used: number of the step that used it last.
+    but the last of which it has computed. used: number of the step that used it last. refused: tokens that
+    the sequence had when it was found not to be worth catching up with.
     """
 
     sequence: Sequence
@@ -25,6 +26,7 @@ class Shadow:
     base: int = 0
     drafted: int = 0
     used: int = 0
+    refused: int | None = None
 
     @property
     def pending(self) -> int:
