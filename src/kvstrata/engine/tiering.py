@@ -57,7 +57,7 @@ class Tiering:
     def calibrate(self) -> None:
         """Compute some tokens to know how long prefill takes (the second time counts); have tiers read."""
         self.stack.probe(_PROBE_SECONDS)
-        tokens = min(_PROBE_TOKENS, self._cache.capacity())
+        tokens = min(_PROBE_TOKENS, self._cache.capacity_tokens)
         chain = self._cache.chain([0] * tokens, _PROBE_EXTRAS)
         for _ in range(2):
             begin = time.perf_counter()

@@ -13,6 +13,7 @@ from kvstrata.cli.bench import (
     paging,
     phases,
     policies,
+    spec,
     tiers,
     waste,
     workload,
@@ -33,6 +34,7 @@ def register(app: typer.Typer) -> None:
         capacity,
         tiers,
         policies,
+        spec,
         load,
     ):
         measurement.register(bench)
