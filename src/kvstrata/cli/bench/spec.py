@@ -89,7 +89,8 @@ def _measure(  # noqa: PLR0917 (a call of one place)
     figure: _Figure, config: EngineConfig, prompts: Path, count: int, max_tokens: int, repeats: int
 ) -> Comparison:
     tasks = figure.tasks(prompts, count)
-    plain = load(replace(config, weights=figure.weights or config.weights))
+    both: dict[str, Any] = {} if figure.weights is None else {"weights": figure.weights}
+    plain = load(replace(config, **both))
     settings = dict(figure.settings)
     if figure.own_draft:
         settings["draft_model"] = str(plain.loaded.path)

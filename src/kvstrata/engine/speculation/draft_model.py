@@ -95,7 +95,7 @@ class ModelDrafter:
         drafting = room * own.step([Span(1, context)])
         step = costs.step([Span(1 + room, context)]) + drafting
         gained = costs.step([Span(1, context)]) - step / tokens
-        return gained * (sequence.request.limit - context) > own.seconds(shadow.pending)
+        return gained * (sequence.request.limit - context) > own.seconds(self._shadows.missing(shadow))
 
     def draft(self, works: Listed[Work]) -> list[tuple[int, ...]]:
         """One pass of the draft model for each token, and a chunk of what it does not know yet."""
@@ -120,6 +120,8 @@ class ModelDrafter:
             return None
         assert shadow.cache is not None
         start, pending = self._shadows.pending(shadow, len(shadow.chain))
+        if len(pending) > _AT_ONCE:
+            return None  # it had to make room for another since it was looked at
         return run_for(work, shadow.cache.tables, start, pending)
 
     def _catch_up(self) -> None:

@@ -72,6 +72,12 @@ class Shadows:
         start = shadow.cache.num_computed
         return start, shadow.chain.tokens[start : min(start + most, len(shadow.chain))]
 
+    def missing(self, shadow: Shadow) -> int:
+        """Tokens that neither the shadow nor the prefix cache has."""
+        if shadow.cache is not None:
+            return shadow.pending
+        return shadow.pending - self.cache.match(shadow.chain, len(shadow.chain) - 1)
+
     def settle(self, sequence: Sequence, accepted: int) -> None:
         """Of the tokens that were proposed last so many were right: keep what they computed, and no more."""
         shadow = self._all.get(sequence)
