@@ -107,7 +107,8 @@ def recomputed(llm: LLM, ids: list[int], retention: Retention, place: int, count
         first = range(min(retention.sinks, begin))
         visible = [*(ids[i] for i in first), *ids[begin : position + 1]]
         with TextStream(llm, visible, "full") as fresh:
-            losses.append(fresh.feed(len(visible))[-1:])
+            fresh.skip(len(visible) - 1)
+            losses.append(fresh.feed(1))
     return torch.cat(losses)
 
 

@@ -392,11 +392,11 @@ def test_without_prefix_caching_nothing_is_kept(make_cache: MakeCache) -> None:
 
 
 def test_capacity_is_that_of_the_tightest_group(make_cache: MakeCache) -> None:
-    assert make_cache(8).capacity() == 32
-    assert make_cache(8, 100, windows=(None, 9)).capacity() == 32
-    assert make_cache(8, 5, windows=(None, 9), max_chunk=4).capacity() == 32
-    assert make_cache(8, 3, windows=(None, 9), max_chunk=4).capacity() == 12
-    assert make_cache(5, windows=(9,), max_chunk=4).capacity() == sys.maxsize
+    assert make_cache(8).capacity_tokens == 32
+    assert make_cache(8, 100, windows=(None, 9)).capacity_tokens == 32
+    assert make_cache(8, 5, windows=(None, 9), max_chunk=4).capacity_tokens == 32
+    assert make_cache(8, 3, windows=(None, 9), max_chunk=4).capacity_tokens == 12
+    assert make_cache(5, windows=(9,), max_chunk=4).capacity_tokens == sys.maxsize
 
 
 def test_integrity_check_finds_a_lost_block(make_cache: MakeCache) -> None:

@@ -1,4 +1,4 @@
-"""Requests with retentions through the engine: limits, defaults, pins, neighbours of another retention."""
+"""Requests with retentions through the engine: limits, defaults, pins, neighbours of another one."""
 
 from __future__ import annotations
 

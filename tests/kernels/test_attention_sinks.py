@@ -285,3 +285,12 @@ def test_what_does_not_fit_is_refused_by_name(
             torch.tensor(sinks).int(),
             queries if query else None,
         )
+
+
+@needs_native
+@pytest.mark.parametrize("count", [1, 5, 40])
+@pytest.mark.parametrize(("window", "sinks"), [(900, 4), (700, 130), (600, 0)])
+def test_a_long_window_spread_over_threads_keeps_its_bits(count: int, window: int, sinks: int) -> None:
+    batch = Batch(Pool([1500]), [(window, sinks)], [count], 3)
+    out = everywhere(batch.run)
+    torch.testing.assert_close(out.double(), batch.expected(), rtol=1e-5, atol=1e-5)

@@ -24,7 +24,7 @@ from kvstrata.cache.growth import blocks_for, copy_tail, place_for_load, shared_
 from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.integrity import verify
 from kvstrata.cache.keys import KEY_BYTES, Extras, KeyChain, TokenIds
-from kvstrata.cache.layout import BlockLayout
+from kvstrata.cache.layout import BlockLayout, check_layouts
 from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
 from kvstrata.cache.retention import FULL, Retention
@@ -63,7 +63,7 @@ class KVCache:
         on_evict: OnEvict | None = None,
         on_publish: OnPublish | None = None,
     ) -> None:
-        _check_layouts(layouts, num_blocks)
+        check_layouts(layouts, num_blocks)
         _check_ttl(ttl)
         if max_chunk < 1:
             raise ConfigError(f"max_chunk is {max_chunk}: a step computes at least 1 token")
@@ -86,7 +86,12 @@ class KVCache:
         self.clock = clock
         self._digest_bytes = digest_bytes
 
-    def capacity(self, retention: Retention = FULL) -> int:
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of the longest single sequence that sees all of them and fits in all groups."""
+        return self.capacity(FULL)
+
+    def capacity(self, retention: Retention) -> int:
         """Tokens of the longest single sequence that fits in all groups; sys.maxsize if any does."""
         limits = (group.capacity_blocks(retention) for group in self.groups)
         return min((limit * self.block_size for limit in limits if limit is not None), default=sys.maxsize)
@@ -341,10 +346,15 @@ class KVCache:
         block = self.block_of(key, group)
         return None if block is None else self.groups[group].metas[block]
 
-    def origin_of(self, key: bytes) -> tuple[bytes, bytes] | None:
-        """Of a key that can be found: the key before it, and what `KeyChain.contents` has of it."""
+    def content_of(self, key: bytes) -> bytes | None:
+        """What `KeyChain.contents` has of a key that can be found."""
         node = self._contents.index.get(key)
-        return None if node is None or node.parent is None else (node.parent.key, node.content)
+        return None if node is None else node.content
+
+    def parent_of(self, key: bytes) -> bytes | None:
+        """The key before a key that can be found: of a first block the fingerprint."""
+        node = self._contents.index.get(key)
+        return None if node is None or node.parent is None else node.parent.key
 
     def mark_dirty(self, key: bytes, group: int, dirty: bool) -> None:
         """Tell whether a block's content would be lost with it, so that others are evicted before."""
@@ -382,16 +392,6 @@ class KVCache:
     def _check_open(self, seq: CacheSequence) -> None:
         if self._sequences.get(id(seq)) is not seq:
             raise ValueError("the sequence was released, or belongs to another cache: open one here")
-
-
-def _check_layouts(layouts: Sequence[BlockLayout], num_blocks: Sequence[int]) -> None:
-    if not layouts or len(layouts) != len(num_blocks):
-        raise ConfigError(
-            f"{len(layouts)} layouts, {len(num_blocks)} pool sizes: give one of each a layer group"
-        )
-    sizes = {layout.block_size for layout in layouts}
-    if len(sizes) > 1 or min(sizes) < 1:
-        raise ConfigError(f"block sizes are {sorted(sizes)}: all layer groups share one, of at least 1 token")
 
 
 def _check_ttl(ttl: float | None) -> None:

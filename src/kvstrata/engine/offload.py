@@ -76,9 +76,9 @@ class Offload:
                 self._mark(offer.identity.address, offer.meta)
 
     def _describe(self, address: Address, block: int, meta: Meta) -> Offer:
-        origin = self._cache.origin_of(address.key)
-        assert origin is not None
-        parent, content = origin
+        content, parent = self._cache.content_of(address.key), self._cache.parent_of(address.key)
+        assert content is not None
+        assert parent is not None
         token_bytes = 4 * self._cache.block_size
         identity = Identity(
             address=address,

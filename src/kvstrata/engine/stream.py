@@ -7,6 +7,7 @@ at once instead of keeping them all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -32,9 +33,8 @@ class TextStream:
 
     def __init__(self, llm: LLM, token_ids: Sequence[int], retention: str | None = None) -> None:
         engine = llm.engine
-        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, retention=retention)
-        options = RequestOptions(cache_salt="stream")
-        extras = engine.extras(options, params)
+        params = SamplingParams(temperature=0, max_tokens=1, retention=retention)
+        extras = engine.extras(RequestOptions(), params)
         engine.limits.check(len(token_ids), extras.retention)
         self._engine = engine
         chain = engine.cache.chain(token_ids, extras)
@@ -43,23 +43,9 @@ class TextStream:
             raise RequestError("the stream does not fit beside what is being served; wait for that to end")
         opened.tip = None  # publishes nothing
         self._cache: CacheSequence = opened
-        # Only the length of a prompt counts here; the tokens are the chain's.
-        request = Request(
-            request_id="stream",
-            prompt=None,
-            prompt_token_ids=[],
-            params=params,
-            options=options,
-            arrival=0.0,
-            number=0,
-            limit=len(token_ids),
-            stop_ids=frozenset(),
-            seed=0,
-        )
-        self._answer = Answer(request, 0, chain, AnswerText(llm.tokenizer, params))
-        self._answer.status, self._answer.cache = Status.RUNNING, opened
+        self._silent = _answer(llm, opened, params)
+        self._scored = _answer(llm, opened, replace(params, prompt_logprobs=0))
         self._last: Tensor | None = None
-        request.sequences.append(self._answer)
 
     @property
     def position(self) -> int:
@@ -76,22 +62,35 @@ class TextStream:
 
         The text's first token is predicted by nothing: its value is NaN.
         """
-        chain, engine = self._cache.chain, self._engine
-        end = min(self.position + count, len(chain))
         parts: list[Tensor] = []
+        end = self._end(count)
         while self.position < end:
-            start = self.position
-            size = min(end - start, LOGITS_CHUNK)
-            if not engine.cache.grow(self._cache, start + size):
-                raise RequestError("the KV pool has no room for the stream's next tokens; raise kv_memory")
-            logits = engine.compute(Work(self._answer, start, size))
-            engine.cache.commit(self._cache, start + size)
-            before = torch.full_like(logits[:1], torch.nan) if self._last is None else self._last
-            rows = torch.cat((before, logits[:-1]))
-            self._last = logits[-1:].clone()
-            wanted = torch.tensor(chain.tokens[start : start + size].tolist())
-            parts.append(torch.nn.functional.cross_entropy(rows, wanted, reduction="none"))
+            before, start = self._last, self.position
+            logits = self._advance(self._scored, end)
+            wanted = torch.tensor(self._cache.chain.tokens[start : self.position].tolist())
+            parts.append(torch.full((1,), torch.nan) if before is None else _losses(before, wanted[:1]))
+            parts.append(_losses(logits[:-1], wanted[1:]))
         return torch.cat(parts) if parts else torch.empty(0)
+
+    def skip(self, count: int) -> None:
+        """Compute the next `count` tokens without telling how well they were predicted, which is quicker."""
+        end = self._end(count)
+        while self.position < end:
+            self._advance(self._silent, end)
+
+    def _end(self, count: int) -> int:
+        return min(self.position + count, len(self._cache.chain))
+
+    def _advance(self, answer: Answer, end: int) -> Tensor:
+        """Compute a chunk of tokens, at most up to `end`; its logits."""
+        engine, start = self._engine, self.position
+        size = min(end - start, LOGITS_CHUNK)
+        if not engine.cache.grow(self._cache, start + size):
+            raise RequestError("the KV pool has no room for the stream's next tokens; raise kv_memory")
+        logits = engine.compute(Work(answer, start, size))
+        engine.cache.commit(self._cache, start + size)
+        self._last = logits[-1:].clone()
+        return logits
 
     def close(self) -> None:
         """Give back the blocks; harmless the second time."""
@@ -104,3 +103,29 @@ class TextStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _answer(llm: LLM, opened: CacheSequence, params: SamplingParams) -> Answer:
+    """What the runner takes tokens and tables from; of a prompt only the chain's tokens count here."""
+    request = Request(
+        request_id="stream",
+        prompt=None,
+        prompt_token_ids=[],
+        params=params,
+        options=RequestOptions(),
+        arrival=0.0,
+        number=0,
+        limit=len(opened.chain),
+        stop_ids=frozenset(),
+        seed=0,
+    )
+    answer = Answer(request, 0, opened.chain, AnswerText(llm.tokenizer, params))
+    answer.status, answer.cache = Status.RUNNING, opened
+    request.sequences.append(answer)
+    return answer
+
+
+def _losses(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Negative log-probabilities of tokens, without a copy of the logits, the largest tensor there is."""
+    losses: Tensor = torch.ops.kvstrata.logsumexp(logits) - logits.gather(1, wanted[:, None])[:, 0]
+    return losses

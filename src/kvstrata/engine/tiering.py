@@ -55,7 +55,7 @@ class Tiering:
 
     def calibrate(self) -> None:
         """Compute some tokens to know how long prefill takes; the second time counts."""
-        tokens = min(_PROBE_TOKENS, self._cache.capacity())
+        tokens = min(_PROBE_TOKENS, self._cache.capacity_tokens)
         chain = self._cache.chain([0] * tokens, _PROBE_EXTRAS)
         for _ in range(2):
             begin = time.perf_counter()
