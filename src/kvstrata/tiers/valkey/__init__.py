@@ -1,7 +1,7 @@
 """The tier on Valkey servers: `valkey://host:port,host:port?replicas=2&ttl=1h`.
 
-Plain values on ordinary Valkey (or Redis) servers. A ring places the segments of chains (`tiers.ring`), so that
-what belongs together is one pipelined round trip to each server. Parts: `settings` (the URL), `stream`,
+Plain values on ordinary Valkey (or Redis) servers. A ring places the segments of chains (`tiers.ring`), so
+that what belongs together is one pipelined round trip to each server. Parts: `settings` (the URL), `stream`,
 `resp` and `connection` (bytes to replies), `node` (one server: connections, breaker, figures), `servers` (all
 of them), `names` (what keys are called).
 
@@ -16,11 +16,11 @@ Small calls about a segment (leases) go to the server that keeps its blocks::
 
 `segment` is `KeyChain.segment(position)`: bytes that all blocks of a segment have in common. `execute` raises
 `ServerError`: `ServerDownError` (refused, hung up), `ServerTimeoutError`, `ServerRefusesError` (password),
-`ServerBrokenError` (no Valkey), `ServerAvoidedError` (its breaker is open, or all connections are in use). It takes
-`settings.timeout` seconds at most (50 ms), or the `timeout` it is given; a command that fails alone is a
-`ReplyError` value among the replies. Calls are thread-safe and wait for one of `settings.connections`, so calls
-should be short and pipelined, and polling should be one call for many keys. After an error the commands may
-have been executed or not: value leases by a random owner id and compare in scripts.
+`ServerBrokenError` (no Valkey), `ServerAvoidedError` (its breaker is open, or all connections are in use). It
+takes `settings.timeout` seconds at most (50 ms), or the `timeout` given; a command that fails alone is a
+`ReplyError` value among the replies. Calls are thread-safe and wait for one of `settings.connections`, so
+they should be short and pipelined, and polling should be one call for many keys. After an error the commands
+may have been executed or not: value leases by a random owner id and compare in scripts.
 """
 
 from kvstrata.tiers.valkey.errors import (

@@ -1,8 +1,8 @@
 """What blocks and leases are called on the servers.
 
-`PREFIX:FINGERPRINT:{SEGMENT}:KEY.GROUP`, all in hexadecimal, of the fingerprint the first 8 bytes. The segment in
-braces is what the ring and a cluster's slots look at, so all of a segment lies together; whoever lists keys
-knows where each belongs.
+`PREFIX:FINGERPRINT:{SEGMENT}:KEY.GROUP`, all in hexadecimal, the fingerprint's first 8 bytes. The segment
+in braces is what the ring and a cluster's slots look at, so all of a segment lies together; whoever lists
+keys knows where each belongs.
 """
 
 from __future__ import annotations

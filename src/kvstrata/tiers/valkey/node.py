@@ -71,8 +71,8 @@ class _Pool:
 
 
 class Node:
-    """Calls of one server, from any thread. Errors open its breaker, and then it is not asked until a probe of
-    `probe` finds that it answers.
+    """Calls of one server, from any thread. Errors open its breaker; it is asked again once `probe` has found
+    that it answers.
     """
 
     def __init__(self, server: Server, settings: ValkeySettings, tls: ssl.SSLContext | None) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from kvstrata.tiers.valkey.errors import ReplyError, ServerBrokenError
 
-Argument = bytes | bytearray | memoryview | str | int
+Bytes = bytes | bytearray | memoryview
+Argument = Bytes | str | int | tuple[Bytes, ...]  # a tuple: the parts of one argument
 Command = Sequence[Argument]
 Reply = None | int | bytes | list["Reply"] | ReplyError
 
@@ -33,19 +34,20 @@ def encode(commands: Sequence[Command]) -> list[bytes | memoryview]:
     for command in commands:
         small += b"*%d\r\n" % len(command)
         for argument in command:
-            raw = _raw(argument)
-            small += b"$%d\r\n" % len(raw)
-            if len(raw) < _LARGE:
-                small += raw
-            else:
-                pieces += [bytes(small), memoryview(raw)]
-                small.clear()
+            parts = argument if isinstance(argument, tuple) else (_raw(argument),)
+            small += b"$%d\r\n" % sum(map(len, parts))
+            for part in parts:
+                if len(part) < _LARGE:
+                    small += part
+                else:
+                    pieces += [bytes(small), memoryview(part)]
+                    small.clear()
             small += b"\r\n"
     pieces.append(bytes(small))
     return pieces
 
 
-def _raw(argument: Argument) -> bytes | bytearray | memoryview:
+def _raw(argument: Bytes | str | int) -> Bytes:
     if isinstance(argument, str):
         return argument.encode()
     if isinstance(argument, int):
@@ -70,7 +72,7 @@ class ReplyReader:
         """The next reply, whatever it is. Raises ServerBrokenError for what is none."""
         return self._reply(0)
 
-    def bulk_length(self) -> int | None | ReplyError:
+    def bulk_length(self) -> int | ReplyError | None:
         """Begin to read a bulk reply: its length, None where there is no value, or the error in its place.
 
         The bytes are then fetched by `take`, and `end_bulk` closes it.
@@ -104,7 +106,7 @@ class ReplyReader:
         """What follows a bulk reply."""
         while self._end - self._begin < 2:
             self._fill()
-        if self._view[self._begin : self._begin + 2] != b"\r\n":
+        if self._buffer[self._begin : self._begin + 2] != b"\r\n":
             raise ServerBrokenError("a value is longer than it said")
         self._begin += 2
 
