@@ -58,6 +58,14 @@ class Servers:
         """All there are, those that leave too, until the grace period is over."""
         return list(self._nodes.values())
 
+    @property
+    def members(self) -> list[str]:
+        """The names of those that keep blocks now."""
+        placement = self.placement
+        if isinstance(placement, Ring):
+            return [member.name for member in placement.members]
+        return [node.name for node in self.nodes]
+
     def node(self, name: str) -> Node:
         """A node by name. Raises ServerAvoidedError for one that has left."""
         node = self._nodes.get(name)
