@@ -105,7 +105,9 @@ class Loads:
             groups = range(len(self._windows))
             addresses = [Address(key, group) for group in groups for key in keys]
             segments = [sequence.chain.segment(block) for block in range(first, end)] * len(groups)
-            asked = sequence.asked = Asked(first, now, self._stack.lookup(addresses, segments))
+            asked = sequence.asked = Asked(
+                first, now, self._stack.lookup(addresses, segments, self._worth((end - first) * size))
+            )
             asked.lookup.wait(self._patience - time.monotonic())
         if not asked.lookup.done:
             self._asked += 1
@@ -189,6 +191,11 @@ class Loads:
             if self._left_out % _TRY_ANYWAY == 0:  # a tier that was slow once may be quick by now
                 return plan(present, costs, "always")
         return chosen
+
+    def _worth(self, tokens: int) -> float:
+        """Seconds that computing tokens takes, as far as that may keep a look-up from being made."""
+        each = self.prefill.seconds_per_token
+        return float("inf") if self._mode != "auto" or each is None else tokens * each
 
     def _present(self, first: int, asked: Asked) -> Present:
         places = asked.lookup.places()
