@@ -56,7 +56,11 @@ def blocks(
     return [
         Record(
             Identity(
-                Address(keys.keys[i], group), keys.parent(i), keys.block_tokens(i), keys.encoded_extras(i)
+                Address(keys.keys[i], group),
+                keys.parent(i),
+                keys.block_tokens(i),
+                keys.encoded_extras(i),
+                keys.segment(i),
             ),
             Meta(
                 parent=keys.parent(i),

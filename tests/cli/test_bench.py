@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from valkey_servers import ValkeyServer, keys, url_of
 
 from kvstrata.cli.app import main
 from kvstrata.cli.bench.spec_figures import loops
@@ -223,3 +224,23 @@ def test_smaller_formats_hold_as_many_more_requests_as_their_blocks_are_smaller(
     few = figures("capacity", "--kv-dtype", "fp32,int8", *sizes)
     assert few["fp32"]["requests"] < few["int8"]["requests"]
     assert "bf16" not in few
+
+
+def test_ring_has_what_moves_and_how_even_it_is() -> None:
+    result = figures("ring", "--keys", "20000")
+    assert 0.21 <= result["moved_share"] <= 0.29
+    assert result["moved_elsewhere"] == 0
+    assert result["restored"] is True
+    assert 1.0 <= result["balance"] <= 1.2
+    assert 2.8 <= result["three_hold"] <= 3.0
+
+
+def test_a_valkey_tier_has_its_shares_of_loopback(valkeys: list[ValkeyServer]) -> None:
+    from kvstrata.cli.bench.tier_moves import Blocks, valkey_ratios
+    from kvstrata.tiers.tier import StoreContext
+
+    blocks = Blocks(StoreContext(b"b" * 32, 16, (64 << 10,)), 100 * (64 << 10))
+    result = valkey_ratios(url_of(valkeys), blocks, 2)
+    assert result["identical"] is True
+    assert all(result[f"valkey_{kind}_vs_loopback"] > 0 for kind in ("store", "load"))
+    assert sum(keys(server) for server in valkeys) == 0, "it leaves nothing behind"

@@ -57,7 +57,11 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
     "draft_model": (str | None, "A smaller model of the same vocabulary that proposes tokens ahead."),
     "draft_tokens": (int, "Most tokens proposed for a sequence in a step."),
     "draft_adaptive": (bool, "Propose as many tokens as pay; otherwise always --draft-tokens."),
-    "tiers": (list[str], "A place below the pool, such as ram://?size=4GiB; several times, nearest first."),
+    "tiers": (
+        list[str],
+        "A place below the pool: ram://?size=4GiB, disk:///PATH?size=64GiB, valkey://HOST:PORT,HOST:PORT; "
+        "several times, nearest first.",
+    ),
     "load_mode": (str, f"Whether blocks found in a tier are loaded: {', '.join(LOAD_MODES)}."),
     "audit": (float, "Share of loaded blocks to compute again, when idle, and compare bit for bit."),
 }

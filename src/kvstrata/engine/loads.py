@@ -106,7 +106,10 @@ class Loads:
             keys = sequence.chain.keys[first:end]
             groups = range(len(self._windows))
             addresses = [Address(key, group) for group in groups for key in keys]
-            asked = sequence.asked = Asked(first, now, self._stack.lookup(addresses))
+            segments = [sequence.chain.segment(block) for block in range(first, end)] * len(groups)
+            asked = sequence.asked = Asked(
+                first, now, self._stack.lookup(addresses, segments, self._worth((end - first) * size))
+            )
             asked.lookup.wait(self._patience - time.monotonic())
         if not asked.lookup.done:
             self._asked += 1
@@ -179,7 +182,8 @@ class Loads:
         keys = sequence.chain.keys[: hit // self._cache.block_size]
         if keys:
             groups = range(len(self._windows))
-            self._stack.touch([Address(key, group) for group in groups for key in keys])
+            segments = [sequence.chain.segment(block) for block in range(len(keys))] * len(groups)
+            self._stack.touch([Address(key, group) for group in groups for key in keys], segments)
 
     def _plan(self, present: Present) -> LoadPlan:
         costs = Costs(self.prefill.seconds_per_token, self._stack.speeds())
@@ -189,6 +193,11 @@ class Loads:
             if self._left_out % _TRY_ANYWAY == 0:  # a tier that was slow once may be quick by now
                 return plan(present, costs, "always")
         return chosen
+
+    def _worth(self, tokens: int) -> float:
+        """Seconds that computing tokens takes, as far as that may keep a look-up from being made."""
+        each = self.prefill.seconds_per_token
+        return float("inf") if self._mode != "auto" or each is None else tokens * each
 
     def _present(self, sequence: Sequence, first: int, asked: Asked) -> Present:
         places = asked.lookup.places()
@@ -267,4 +276,5 @@ def _identity(cache: CacheSequence, group: int, position: int) -> Identity:
         parent=chain.parent(position),
         token_ids=chain.block_tokens(position),
         extras=chain.encoded_extras(position),
+        segment=chain.segment(position),
     )

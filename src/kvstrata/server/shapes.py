@@ -144,7 +144,10 @@ class PoolUsage(TypedDict):
 
 
 class TierUsageBody(TypedDict):
-    """What a tier below the pool holds, and has done since the server's start. state: of its breaker."""
+    """What a tier below the pool holds, and has done since the server's start. state: of its breaker.
+
+    servers: of a tier that is on several, by name the state of each one's breaker.
+    """
 
     name: str
     state: str
@@ -154,6 +157,7 @@ class TierUsageBody(TypedDict):
     stored_blocks: int
     loaded_blocks: int
     evictions: dict[str, int]
+    servers: dict[str, str]
 
 
 class PrefixUsage(TypedDict):
@@ -198,6 +202,14 @@ class ResetDone(TypedDict):
     status: Literal["ok"]
     tiers: bool
     silent: list[str]
+
+
+class MembersChanged(TypedDict):
+    """changed: false where these were the servers already. servers: by name."""
+
+    status: Literal["ok"]
+    changed: bool
+    servers: list[str]
 
 
 class Pinned(TypedDict):

@@ -5,6 +5,7 @@ One thread uses a stack; it never waits for a tier but in `wait`, `drain` and `c
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +16,7 @@ from typing import TypeVar
 from kvstrata.tiers.handle import TierHandle
 from kvstrata.tiers.meter import Speed
 from kvstrata.tiers.tier import Address, Identity, Loaded, StoreContext, Tier, TierUsage
+from kvstrata.tiers.worker import completed
 from kvstrata.tiers.write_behind import Offer, Settled, WriteBehind
 
 T = TypeVar("T")
@@ -157,13 +159,28 @@ class TierStack:
         return len(self._handles)
 
     @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers themselves, nearest first, for what only some of them can do."""
+        return tuple(handle.tier for handle in self._handles)
+
+    @property
     def storing(self) -> bool:
         """Whether blocks are on their way to a tier."""
         return self._queue.pending
 
-    def lookup(self, addresses: Sequence[Address]) -> Lookup:
-        """Ask all tiers which blocks they have."""
-        answers = [handle.lookup(addresses) for handle in self._handles]
+    def lookup(
+        self, addresses: Sequence[Address], segments: Sequence[bytes] = (), worth: float = math.inf
+    ) -> Lookup:
+        """Ask the tiers which blocks they have; segments: of each address, see `Tier.lookup`.
+
+        worth: seconds that the blocks save at most; a tier whose look-ups take longer is passed over.
+        """
+        answers = [
+            handle.lookup(addresses, segments)
+            if handle.worth_asking(worth)
+            else completed([False] * len(addresses))
+            for handle in self._handles
+        ]
         return Lookup(addresses, answers, self._clock() + self._timeout, self._clock)
 
     def load(self, tier: int, wanted: Sequence[Identity], into: Sequence[memoryview]) -> Load:
@@ -189,10 +206,10 @@ class TierStack:
             handle.check()
         return self._queue.collect()
 
-    def touch(self, addresses: Sequence[Address]) -> None:
+    def touch(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
         """Note a use of blocks that were found in the pool."""
         for handle in self._handles:
-            handle.post(handle.tier.touch, addresses)
+            handle.post(handle.tier.touch, addresses, segments)
 
     def pin(self, addresses: Sequence[Address], deadline: float, timeout: float = 1.0) -> list[bool]:
         """Keep blocks in the tiers that have them; whether any has each, as far as is known in time."""
@@ -209,11 +226,11 @@ class TierStack:
         for handle in self._handles:
             handle.post(handle.tier.unpin, addresses)
 
-    def delete(self, addresses: Sequence[Address]) -> None:
+    def delete(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
         """Remove blocks from all tiers, also those on their way there."""
         for handle in self._handles:
             handle.post(handle.tier.drain)
-            handle.post(handle.tier.delete, addresses)
+            handle.post(handle.tier.delete, addresses, segments)
 
     def clear(self, timeout: float) -> list[str]:
         """Remove all blocks of this model from all tiers; the names of those that did not say so in time."""

@@ -29,9 +29,10 @@ MissReason = Literal[
     "payload_checksum",
     "signature",  # not signed by the key that was given
     "io_error",
+    "unavailable",  # on a part of the tier that is left alone for now
     "closed",
 ]
-DropReason = Literal["quota", "too_big", "io_error", "full", "read_only", "closed"]
+DropReason = Literal["quota", "too_big", "io_error", "unavailable", "full", "read_only", "closed"]
 
 
 class Address(NamedTuple):
@@ -61,13 +62,15 @@ class Identity:
     """What a record must be, compared field by field when it is loaded.
 
     parent: key of the block before it, the fingerprint for the first. token_ids: u32 little-endian. extras:
-    of `Extras.encode` in `cache.keys`.
+    of `Extras.encode` in `cache.keys`. segment: see `KeyChain.segment`; tells no block from another, only
+    where it is placed (empty: not known).
     """
 
     address: Address
     parent: bytes
     token_ids: bytes
     extras: bytes
+    segment: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,34 @@ class Stored:
     dropped: DropReason | None = None
 
 
+@dataclass(frozen=True)
+class ServerUsage:
+    """One server of a tier that has several. state: of its breaker. calls: small ones, such as look-ups.
+
+    repairs: values that it was given because it had missed them; copies: because it is new. errors: by kind.
+    """
+
+    name: str
+    state: str
+    trips: int
+    calls: int
+    call_seconds: float
+    loaded_bytes: int
+    load_seconds: float
+    stored_bytes: int
+    store_seconds: float
+    repairs: int
+    copies: int
+    errors: Counter[str]
+
+
 @dataclass
 class TierUsage:
     """What a tier holds and has done; bytes of capacity None: unbounded.
 
     records: of all fingerprints. evictions: by reason (`space`, `expired`, `quota`, `quarantined`,
     `replaced`, `deleted`). misses: loads that failed, by `MissReason`. drops: stores that were not kept, by
-    `DropReason`. policy: by which its blocks go when room is needed.
+    `DropReason`. policy: by which its blocks go when room is needed. servers: of a tier that has several.
     """
 
     used_bytes: int = 0
@@ -125,6 +149,7 @@ class TierUsage:
     misses: Counter[str] = field(default_factory=Counter)
     drops: Counter[str] = field(default_factory=Counter)
     policy: str = ""
+    servers: tuple[ServerUsage, ...] = ()
 
 
 class Tier(Protocol):
@@ -137,8 +162,12 @@ class Tier(Protocol):
     def name(self) -> str:
         """`ram`, `disk` or `valkey`: the source that hits are counted under."""
 
-    def lookup(self, addresses: Sequence[Address]) -> list[bool]:
-        """Whether each block is likely to be there, without reading it; no use is noted."""
+    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
+        """Whether each block is likely to be there, without reading it; no use is noted.
+
+        segments: of each address, for tiers that place blocks by them; a block that was stored with its
+        segment is found by it only.
+        """
 
     def load(self, wanted: Sequence[Identity], into: Sequence[memoryview]) -> Future[list[Loaded]]:
         """Read blocks of one sequence, in order, in one batched request; a miss leaves its memory undefined.
@@ -150,8 +179,8 @@ class Tier(Protocol):
     def store(self, records: Sequence[Record]) -> Future[list[Stored]]:
         """Keep blocks, in order; those that are there already are only noted as used."""
 
-    def touch(self, addresses: Sequence[Address]) -> None:
-        """Note a use of blocks that were found in a place above."""
+    def touch(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
+        """Note a use of blocks that were found in a place above; segments as for `lookup`."""
 
     def pin(self, addresses: Sequence[Address], deadline: float) -> list[bool]:
         """Keep blocks from eviction until a time by the monotonic clock; false for those not here."""
@@ -159,8 +188,8 @@ class Tier(Protocol):
     def unpin(self, addresses: Sequence[Address]) -> None:
         """Undo `pin`."""
 
-    def delete(self, addresses: Sequence[Address]) -> int:
-        """Remove blocks; returns how many were there."""
+    def delete(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> int:
+        """Remove blocks; returns how many were there. segments as for `lookup`."""
 
     def clear(self) -> None:
         """Remove all blocks of the context's fingerprint."""

@@ -13,6 +13,7 @@ from kvstrata.cli.bench import (
     paging,
     phases,
     policies,
+    ring,
     spec,
     tiers,
     waste,
@@ -34,6 +35,7 @@ def register(app: typer.Typer) -> None:
         capacity,
         tiers,
         policies,
+        ring,
         spec,
         load,
     ):
