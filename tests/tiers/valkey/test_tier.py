@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from stored import CONTEXT, HIT, Time, blocks, drops, misses, payload_of, with_deadline
+from stored import CONTEXT, HIT, PAYLOAD, Time, blocks, drops, misses, payload_of, with_deadline
 from valkey_servers import ValkeyServer, found, keys, until, url_of, valkey_servers
 
 from kvstrata.tiers.open import open_tier
