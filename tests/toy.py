@@ -165,14 +165,15 @@ def make_toy(
     load_mode: LoadMode = "always",
     audit: float = 0.0,
     queue_bytes: int = 1 << 20,
+    clock: FakeClock | None = None,
     **cache_settings: object,
 ) -> Toy:
-    """tiers: makes the tiers, nearest first, for a context and the toy's clock."""
+    """tiers: makes the tiers, nearest first, for a context and the toy's clock. clock: others' too."""
     kv_format = format_named("fp32")
     layouts = [
         BlockLayout(LayerGroup((g,), 1, 2, window), kv_format, block_size) for g, window in enumerate(windows)
     ]
-    clock = FakeClock()
+    clock = clock or FakeClock()
     cache = KVCache(
         layouts,
         [blocks] * len(windows) if isinstance(blocks, int) else list(blocks),

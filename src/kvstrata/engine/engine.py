@@ -89,6 +89,7 @@ class Engine:
                 mode=load_mode,
                 share=audit,
                 scratch=Scratch(cache, self._runner, tokenizer),
+                token_budget=token_budget,
                 clock=cache.clock,
             )
         )

@@ -93,6 +93,7 @@ class Scheduler:
         """The work of the next step; empty only where nothing runs, and nothing waits but for the tiers."""
         self.cache.expire()
         self._collect_loads()
+        self._displace()
         step = _Step(self._token_budget)
         preempted = self.preemptions
         order = sorted(self.running, key=lambda s: s.rank)
@@ -172,6 +173,7 @@ class Scheduler:
             self._stop_leading(sequence, sequence.chain.keys)
             self._loads.abandon(sequence)
             sequence.cache = None
+        self._stop_meeting(sequence)
         self.waiting.discard(sequence)
         sequence.status = Status.FINISHED
 
@@ -179,8 +181,23 @@ class Scheduler:
         assert sequence.cache is not None
         self.running.remove(sequence)
         self._stop_leading(sequence, sequence.chain.keys)
+        if self._loads is not None:
+            self._loads.leave(sequence)
         self.cache.release(sequence.cache)
         sequence.cache = None
+
+    def _stop_meeting(self, sequence: Sequence) -> None:
+        """A sequence that waits does so no longer for other processes, nor do others here for it."""
+        if self._loads is not None and sequence.status in {Status.WAITING, Status.LOADING}:
+            if self._loads.meets(sequence):
+                self._stop_leading(sequence, sequence.chain.keys)
+            self._loads.leave(sequence)
+
+    def _displace(self) -> None:
+        """Who comes to what another process computes gives up its place, and waits for that."""
+        for sequence in [] if self._loads is None else self._loads.displaced():
+            if sequence.status is Status.RUNNING:
+                self.preempt(sequence)
 
     def _admit(self, step: _Step) -> None:
         placed = [*self.running, *self.loading]
@@ -195,19 +212,26 @@ class Scheduler:
             hit = self._hit(sequence)
             sequence.waits_for = self._led_by_another(sequence, hit)
             if sequence.waits_for is not None:
+                self._stop_meeting(sequence)
                 continue
             plan = None if self._loads is None else self._loads.consider(sequence, hit)
             if plan is None and self._loads is not None:
+                if self._loads.meets(sequence):
+                    self._lead(sequence, hit)  # one here waits for another process, the others for that one
                 continue  # the tiers have not answered
             needed = 1 + sequence.request.answers_to_fork
-            if places < needed:
+            if places < needed or not self._find_place(sequence, hit, plan):
+                self._stop_meeting(sequence)
                 return
-            if not self._open(sequence, hit, plan):
-                idle = not self.running and not self.loading
-                if not (idle and self._yield_pins() and self._open(sequence, hit, plan)):
-                    return
             places -= needed
             self._take(sequence, step)
+
+    def _find_place(self, sequence: Sequence, hit: int, plan: LoadPlan | None) -> bool:
+        """Open a sequence, without pins where nothing else has a place; False if there is no room."""
+        if self._open(sequence, hit, plan):
+            return True
+        idle = not self.running and not self.loading
+        return idle and self._yield_pins() and self._open(sequence, hit, plan)
 
     def _hit(self, sequence: Sequence) -> int:
         """Tokens that the pool holds; the last token is always computed, since its logits are wanted."""
@@ -224,7 +248,11 @@ class Scheduler:
             return None
         first_missing = hit // self.cache.block_size
         matchable = (sequence.num_tokens - 1) // self.cache.block_size
-        led = takewhile(self._leaders.__contains__, sequence.chain.keys[first_missing:matchable])
+        leaders = self._leaders
+        led = takewhile(
+            lambda key: leaders.get(key, sequence) is not sequence,
+            sequence.chain.keys[first_missing:matchable],
+        )
         return next(iter(deque(led, maxlen=1)), None)
 
     def _open(self, sequence: Sequence, hit: int, plan: LoadPlan | None) -> bool:
@@ -255,6 +283,8 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self.running.append(sequence)
             request.counts_sources = False
+        if self._loads is not None:
+            self._loads.computed(sequence)
         return True
 
     def _load(self, sequence: Sequence, hit: int, plan: LoadPlan, loads: Loads) -> None:
@@ -300,6 +330,8 @@ class Scheduler:
         end = work.start + work.count
         self.cache.commit(sequence.cache, end)
         self._stop_leading(sequence, sequence.chain.keys[work.start // size : end // size])
+        if self._loads is not None:
+            self._loads.computed(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a new answer start from where its first sibling stands."""

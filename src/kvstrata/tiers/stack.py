@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvstrata.tiers.handle import TierHandle
+from kvstrata.tiers.lease_desk import LeaseDesk
 from kvstrata.tiers.meter import Speed
 from kvstrata.tiers.tier import Address, Identity, Loaded, StoreContext, Tier, TierUsage
 from kvstrata.tiers.write_behind import Offer, Settled, WriteBehind
@@ -131,7 +132,8 @@ class TierStack:
     """Ordered tiers behind one face.
 
     queue_bytes: of blocks on their way to the tiers. timeout: seconds after which a call of a tier is given
-    up. clock: seconds, monotonic; deadlines are by it.
+    up. clock: seconds, monotonic; deadlines are by it. leases: of the nearest tier that other processes share
+    and that keeps some, if any does.
     """
 
     def __init__(
@@ -152,6 +154,8 @@ class TierStack:
         self._closed = False
         self._usages = [TierUsage() for _ in tiers]
         self.names = tuple(tier.name for tier in tiers)
+        desks = (LeaseDesk.of(number, handle) for number, handle in enumerate(self._handles))
+        self.leases = next((desk for desk in desks if desk is not None), None)
 
     def __len__(self) -> int:
         return len(self._handles)
