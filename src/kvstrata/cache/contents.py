@@ -225,4 +225,5 @@ def _meta(seq: CacheSequence, group: CacheGroup, position: int, node: Node, now:
         born=now,
         deadline=node.deadline,
         origin="prompt" if end <= seq.prompt_tokens else "answer",
+        segment=seq.chain.segment(position),
     )

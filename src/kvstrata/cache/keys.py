@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 KEY_BYTES = 32
+SEGMENT_BLOCKS = 16  # blocks of a chain that are placed, leased and looked up together
+SEGMENT_BYTES = 8  # of a segment's name
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
@@ -137,6 +139,10 @@ class KeyChain:
     def parent(self, block: int) -> bytes:
         """The key before that of `block`."""
         return self.keys[block - 1] if block else self.root
+
+    def segment(self, block: int) -> bytes:
+        """The name of the segment that a full block is in: the first bytes of its first block's key."""
+        return self.keys[block - block % SEGMENT_BLOCKS][:SEGMENT_BYTES].ljust(SEGMENT_BYTES, b"\0")
 
     def block_tokens(self, block: int) -> bytes:
         """Token ids of a full block, u32 little-endian."""

@@ -128,7 +128,8 @@ class Loads:
             keys = sequence.chain.keys[first:end]
             groups = range(len(self._windows))
             addresses = [Address(key, group) for group in groups for key in keys]
-            asked = sequence.asked = Asked(first, now, self._stack.lookup(addresses))
+            segments = [sequence.chain.segment(block) for block in range(first, end)] * len(groups)
+            asked = sequence.asked = Asked(first, now, self._stack.lookup(addresses, segments))
             asked.lookup.wait(self._patience - time.monotonic())
         if not asked.lookup.done:
             self._asked += 1
@@ -233,7 +234,8 @@ class Loads:
         keys = sequence.chain.keys[: hit // self._cache.block_size]
         if keys:
             groups = range(len(self._windows))
-            self._stack.touch([Address(key, group) for group in groups for key in keys])
+            segments = [sequence.chain.segment(block) for block in range(len(keys))] * len(groups)
+            self._stack.touch([Address(key, group) for group in groups for key in keys], segments)
 
     def _plan(self, present: Present) -> LoadPlan:
         costs = Costs(self.prefill.seconds_per_token, self._stack.speeds())
@@ -324,4 +326,5 @@ def _identity(cache: CacheSequence, group: int, position: int) -> Identity:
         parent=chain.parent(position),
         token_ids=chain.block_tokens(position),
         extras=chain.extras,
+        segment=chain.segment(position),
     )

@@ -84,6 +84,7 @@ class Offload:
             parent=meta.parent,
             token_ids=content[4 : 4 + token_bytes],
             extras=content[8 + token_bytes :],
+            segment=meta.segment,
         )
         if meta.dirty or meta.slipped:
             meta = replace(meta, dirty=False, slipped=False)

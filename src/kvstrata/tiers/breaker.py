@@ -16,14 +16,24 @@ class Breaker:
     """Closed: all calls go. Open: none, for a pause that doubles each time. Half-open: one, to see.
 
     A probe of which nothing is heard stands in the way of the next for one pause only. Any thread may use it.
-    clock: seconds, monotonic.
+    clock: seconds, monotonic. failures: in a row, until it opens. first_pause, longest_pause: seconds.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        failures: int = FAILURES,
+        first_pause: float = FIRST_PAUSE,
+        longest_pause: float = LONGEST_PAUSE,
+    ) -> None:
         self._clock = clock
         self._lock = threading.Lock()
+        self._limit = failures
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
         self._failures = 0
-        self._pause = FIRST_PAUSE
+        self._pause = first_pause
         self._until: float | None = None
         self._probing_until = float("-inf")
         self.trips = 0
@@ -52,7 +62,7 @@ class Breaker:
         """A call that moves bytes did; whether it had been left alone until now."""
         with self._lock:
             was_open = self._until is not None
-            self._failures, self._pause, self._until = 0, FIRST_PAUSE, None
+            self._failures, self._pause, self._until = 0, self._first_pause, None
             self._probing_until = float("-inf")
             return was_open
 
@@ -60,7 +70,7 @@ class Breaker:
         """A call failed."""
         with self._lock:
             self._failures += 1
-            if self._failures >= FAILURES or self._until is not None:
+            if self._failures >= self._limit or self._until is not None:
                 self._trip()
 
     def timed_out(self) -> None:
@@ -71,7 +81,7 @@ class Breaker:
 
     def _trip(self) -> None:
         if self._until is not None:
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._pause = min(2 * self._pause, self._longest_pause)
         self._until = self._clock() + self._pause
         self._probing_until = float("-inf")
         self.trips += 1

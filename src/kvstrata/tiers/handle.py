@@ -43,11 +43,11 @@ class TierHandle:
         self._lock = threading.Lock()
         self._due: dict[Future[Any], float] = {}
 
-    def lookup(self, addresses: Sequence[Address]) -> Future[list[bool]]:
+    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes]) -> Future[list[bool]]:
         """Ask which blocks are there."""
         if not self.breaker.allows(moves_bytes=False):
             return failed(TierUnavailableError(self.name))
-        future = self._caller.submit(self.tier.lookup, addresses)
+        future = self._caller.submit(self.tier.lookup, addresses, segments)
         self._watch(future, 0)
         return future
 

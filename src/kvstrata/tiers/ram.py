@@ -115,7 +115,7 @@ class RamTier:
         given = RamOptions.from_url(url)
         return cls(context, given.size, policy=given.policy, ttl=given.ttl, quota=given.quota)
 
-    def lookup(self, addresses: Sequence[Address]) -> list[bool]:
+    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
         """Whether each block is there and has not expired."""
         with self._lock:
             now = self._clock()
@@ -133,7 +133,7 @@ class RamTier:
             return completed([Stored("closed")] * len(records))
         return _or_closed(self._stores.submit(self._store, records), [Stored("closed")] * len(records))
 
-    def touch(self, addresses: Sequence[Address]) -> None:
+    def touch(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
         """Note a use."""
         with self._lock:
             self._index.touch(addresses, self._clock())
@@ -151,7 +151,7 @@ class RamTier:
             for address in addresses:
                 self._index.unpin(address, now)
 
-    def delete(self, addresses: Sequence[Address]) -> int:
+    def delete(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> int:
         """Remove blocks; one that is being read keeps its memory until it was read."""
         with self._lock:
             return sum(self._index.remove(address, "deleted") for address in addresses)

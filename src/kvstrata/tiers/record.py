@@ -27,7 +27,7 @@ _CHECKED_FROM = 24  # magic and the header's checksum come first; the checksum c
 _TAG = slice(216, 248)
 _ANSWER, _SLIPPED, _SIGNED = 1, 2, 4
 _MAX_U32 = 2**32 - 1
-_FIELDS = struct.Struct("<8s16sHHI32s32s32sQQIIIiIIdddd16s32s8x")
+_FIELDS = struct.Struct("<8s16sHHI32s32s32sQQIIIiIIdddd16s32s8s")
 assert _FIELDS.size == FIXED_BYTES
 
 
@@ -36,6 +36,7 @@ class RecordHeader(NamedTuple):
 
     flags: origin, slipped, signed. depth, priority, turn, cost: see `Meta`. serial: order of writing within a
     store. written, remaining, expires: see `Lifetime`. tag: HMAC, which counts if the record is signed.
+    segment: see `Identity`; empty where it is not known.
     """
 
     flags: int
@@ -56,11 +57,12 @@ class RecordHeader(NamedTuple):
     expires: float
     payload_checksum: bytes
     tag: bytes
+    segment: bytes
 
     @property
     def identity(self) -> Identity:
         """What tells its block from all others."""
-        return Identity(Address(self.key, self.group), self.parent, self.token_ids, self.extras)
+        return Identity(Address(self.key, self.group), self.parent, self.token_ids, self.extras, self.segment)
 
     @property
     def lifetime(self) -> Lifetime:
@@ -142,6 +144,7 @@ def encode_header(
         lifetime.expires,
         payload_checksum(payload),
         b"",
+        identity.segment,
     )
     tokens_end = FIXED_BYTES + len(identity.token_ids)
     raw[FIXED_BYTES:tokens_end] = identity.token_ids
@@ -180,6 +183,7 @@ def decode_header(raw: memoryview | bytes) -> RecordHeader | MissReason:
         expires,
         payload_sum,
         tag,
+        segment,
     ) = _FIELDS.unpack_from(view)
     if magic != MAGIC:
         return "magic"
@@ -210,6 +214,7 @@ def decode_header(raw: memoryview | bytes) -> RecordHeader | MissReason:
         _lasting(expires),
         payload_sum,
         tag,
+        segment if any(segment) else b"",
     )
 
 

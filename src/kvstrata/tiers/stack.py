@@ -165,9 +165,9 @@ class TierStack:
         """Whether blocks are on their way to a tier."""
         return self._queue.pending
 
-    def lookup(self, addresses: Sequence[Address]) -> Lookup:
-        """Ask all tiers which blocks they have."""
-        answers = [handle.lookup(addresses) for handle in self._handles]
+    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> Lookup:
+        """Ask all tiers which blocks they have; segments: of each address, see `Tier.lookup`."""
+        answers = [handle.lookup(addresses, segments) for handle in self._handles]
         return Lookup(addresses, answers, self._clock() + self._timeout, self._clock)
 
     def load(self, tier: int, wanted: Sequence[Identity], into: Sequence[memoryview]) -> Load:
@@ -193,10 +193,10 @@ class TierStack:
             handle.check()
         return self._queue.collect()
 
-    def touch(self, addresses: Sequence[Address]) -> None:
+    def touch(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
         """Note a use of blocks that were found in the pool."""
         for handle in self._handles:
-            handle.post(handle.tier.touch, addresses)
+            handle.post(handle.tier.touch, addresses, segments)
 
     def pin(self, addresses: Sequence[Address], deadline: float, timeout: float = 1.0) -> list[bool]:
         """Keep blocks in the tiers that have them; whether any has each, as far as is known in time."""
@@ -213,11 +213,11 @@ class TierStack:
         for handle in self._handles:
             handle.post(handle.tier.unpin, addresses)
 
-    def delete(self, addresses: Sequence[Address]) -> None:
+    def delete(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
         """Remove blocks from all tiers, also those on their way there."""
         for handle in self._handles:
             handle.post(handle.tier.drain)
-            handle.post(handle.tier.delete, addresses)
+            handle.post(handle.tier.delete, addresses, segments)
 
     def clear(self, timeout: float) -> list[str]:
         """Remove all blocks of this model from all tiers; the names of those that did not say so in time."""

@@ -29,9 +29,10 @@ MissReason = Literal[
     "payload_checksum",
     "signature",  # not signed by the key that was given
     "io_error",
+    "unavailable",  # on a part of the tier that is left alone for now
     "closed",
 ]
-DropReason = Literal["quota", "too_big", "io_error", "full", "read_only", "closed"]
+DropReason = Literal["quota", "too_big", "io_error", "unavailable", "full", "read_only", "closed"]
 
 
 class Address(NamedTuple):
@@ -61,13 +62,15 @@ class Identity:
     """What a record must be, compared field by field when it is loaded.
 
     parent: key of the block before it, the fingerprint for the first. token_ids: u32 little-endian. extras:
-    of `Extras.encode` in `cache.keys`.
+    of `Extras.encode` in `cache.keys`. segment: see `KeyChain.segment`; tells no block from another, only
+    where it is placed (empty: not known).
     """
 
     address: Address
     parent: bytes
     token_ids: bytes
     extras: bytes
+    segment: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,12 @@ class Tier(Protocol):
     def name(self) -> str:
         """`ram`, `disk` or `valkey`: the source that hits are counted under."""
 
-    def lookup(self, addresses: Sequence[Address]) -> list[bool]:
-        """Whether each block is likely to be there, without reading it; no use is noted."""
+    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
+        """Whether each block is likely to be there, without reading it; no use is noted.
+
+        segments: of each address, for tiers that place blocks by them; a block that was stored with its
+        segment is found by it only.
+        """
 
     def load(self, wanted: Sequence[Identity], into: Sequence[memoryview]) -> Future[list[Loaded]]:
         """Read blocks of one sequence, in order, in one batched request; a miss leaves its memory undefined.
@@ -150,8 +157,8 @@ class Tier(Protocol):
     def store(self, records: Sequence[Record]) -> Future[list[Stored]]:
         """Keep blocks, in order; those that are there already are only noted as used."""
 
-    def touch(self, addresses: Sequence[Address]) -> None:
-        """Note a use of blocks that were found in a place above."""
+    def touch(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
+        """Note a use of blocks that were found in a place above; segments as for `lookup`."""
 
     def pin(self, addresses: Sequence[Address], deadline: float) -> list[bool]:
         """Keep blocks from eviction until a time by the monotonic clock; false for those not here."""
@@ -159,8 +166,8 @@ class Tier(Protocol):
     def unpin(self, addresses: Sequence[Address]) -> None:
         """Undo `pin`."""
 
-    def delete(self, addresses: Sequence[Address]) -> int:
-        """Remove blocks; returns how many were there."""
+    def delete(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> int:
+        """Remove blocks; returns how many were there. segments as for `lookup`."""
 
     def clear(self) -> None:
         """Remove all blocks of the context's fingerprint."""

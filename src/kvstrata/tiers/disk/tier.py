@@ -72,7 +72,7 @@ class DiskTier:
     def name(self) -> str:
         return "disk"
 
-    def lookup(self, addresses: Sequence[Address]) -> list[bool]:
+    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
         store = self._store
         if store.closed or store.reads.is_open:
             return [False] * len(addresses)
@@ -86,7 +86,7 @@ class DiskTier:
     def store(self, records: Sequence[Record]) -> Future[list[Stored]]:
         return self._writer.store(records)
 
-    def touch(self, addresses: Sequence[Address]) -> None:
+    def touch(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> None:
         store = self._store
         now = store.clocks.monotonic()
         with store.lock:
@@ -110,7 +110,7 @@ class DiskTier:
             for entry in self._present(addresses, store.clocks.monotonic()):
                 store.index.unpin(entry)
 
-    def delete(self, addresses: Sequence[Address]) -> int:
+    def delete(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> int:
         store = self._store
         with store.lock:
             if store.closed or store.options.read_only:
