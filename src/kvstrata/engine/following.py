@@ -13,11 +13,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
+from kvstrata.cache.keys import SEGMENT_BLOCKS
 from kvstrata.engine.cost import LoadPlan
 from kvstrata.engine.leading import Leading, outcome_of
 from kvstrata.engine.lease_pace import LeasePace
 from kvstrata.engine.request import Sequence
-from kvstrata.tiers.lease import SEGMENT_BLOCKS, Claim, Lease, lease_of, segment_of
+from kvstrata.tiers.lease import Claim, Lease, lease_of, segment_of
 from kvstrata.tiers.lease_desk import LeaseDesk
 
 # go: load and compute by the plan; wait: look again later; again: a claim is under way, so look anew;
@@ -104,7 +105,7 @@ class Following:
         return "load" if plan.end - plan.first >= SEGMENT_BLOCKS else "wait"
 
     def _meet(self, sequence: Sequence, available: int, end: int) -> _Meeting:
-        lease = lease_of(sequence.chain.keys, available, end, self._owner)
+        lease = lease_of(sequence.chain, available, end, self._owner)
         meeting = _Meeting(self._clock(), available, self._pace.patience(end - available), lease, available)
         self._ask(meeting, sequence, available, end)
         return meeting
@@ -113,7 +114,7 @@ class Following:
         """Claim the first block that is missing, unless who computes it from an earlier one has it."""
         keys = sequence.chain.keys
         meeting.position = position
-        meeting.lease = lease_of(keys, position, end, self._owner)
+        meeting.lease = lease_of(sequence.chain, position, end, self._owner)
         meeting.next_look = self._clock() + self._pace.interval
         watched = keys[segment_of(position) : position]
         meeting.claim = self._desk.claim([meeting.lease], self._pace.lease_seconds, [watched])

@@ -12,9 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from kvstrata.cache.keys import SEGMENT_BLOCKS
 from kvstrata.engine.lease_pace import LeasePace
 from kvstrata.engine.request import Sequence as Answer
-from kvstrata.tiers.lease import SEGMENT_BLOCKS, Claim, Lease, lease_of, segment_of
+from kvstrata.tiers.lease import Claim, Lease, lease_of, segment_of
 from kvstrata.tiers.lease_desk import LeaseDesk
 from kvstrata.tiers.tier import Address
 
@@ -118,7 +119,7 @@ class Leading:
         wanted: list[_Held] = []
         while lead.claimed < min(lead.end, computed + self._ahead):
             start, stop = lead.claimed, min(lead.end, segment_of(lead.claimed) + SEGMENT_BLOCKS)
-            lease = lease_of(sequence.chain.keys, start, stop, self._owner)
+            lease = lease_of(sequence.chain, start, stop, self._owner)
             wanted.append(self._make(lease, sequence, start, stop))
             lead.claimed = stop
         if wanted:

@@ -14,13 +14,14 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-SEGMENT_BLOCKS = 16
+from kvstrata.cache.keys import SEGMENT_BLOCKS, KeyChain
+
 OWNER_BYTES = 16
 TAG_BYTES = 4
 
 
 class Lease(NamedTuple):
-    """segment: key of the segment's first block, with which it is kept. name: key of the first block that it
+    """segment: name of its segment, with whose blocks it is kept. name: key of the first block that it
     covers. value: the owner's id and tags, see `covers`.
     """
 
@@ -70,11 +71,11 @@ def segment_of(position: int) -> int:
     return position - position % SEGMENT_BLOCKS
 
 
-def lease_of(keys: Sequence[bytes], position: int, end: int, owner: bytes) -> Lease:
-    """The lease of the blocks from `position` to the end of its segment, or to `end`. keys: of the chain."""
-    head = segment_of(position)
-    covered = keys[position : min(end, head + SEGMENT_BLOCKS)]
-    return Lease(keys[head], keys[position], owner + b"".join(key[:TAG_BYTES] for key in covered))
+def lease_of(chain: KeyChain, position: int, end: int, owner: bytes) -> Lease:
+    """The lease of a chain's blocks from `position` to the end of its segment, or to `end`."""
+    covered = chain.keys[position : min(end, segment_of(position) + SEGMENT_BLOCKS)]
+    tags = b"".join(key[:TAG_BYTES] for key in covered)
+    return Lease(chain.segment(position), chain.keys[position], owner + tags)
 
 
 def covers(value: bytes, key: bytes) -> bool:
