@@ -42,6 +42,11 @@ class MemoryLeases:
         with self.lock:
             return [self._mine(lease) and self.held.pop(lease.name) is not None for lease in leases]
 
+    def keep(self) -> None:
+        """Whoever has leases keeps them for another minute."""
+        with self.lock:
+            self.held = {name: (value, self.clock() + 60.0) for name, (value, _) in self.held.items()}
+
     def names(self) -> set[bytes]:
         """Names of the leases that somebody has now."""
         with self.lock:
