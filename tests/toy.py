@@ -165,6 +165,8 @@ def make_toy(
     load_mode: LoadMode = "always",
     audit: float = 0.0,
     queue_bytes: int = 1 << 20,
+    refresh_beta: float = 0.0,
+    ttl_jitter: float = 0.0,
     clock: FakeClock | None = None,
     **cache_settings: object,
 ) -> Toy:
@@ -207,5 +209,7 @@ def make_toy(
         tiers=stack,
         load_mode=load_mode,
         audit=audit,
+        refresh_beta=refresh_beta,
+        ttl_jitter=ttl_jitter,
     )
     return Toy(engine, model, cache, clock, stack)

@@ -26,6 +26,7 @@ from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.integrity import verify
 from kvstrata.cache.keys import KEY_BYTES, Extras, KeyChain, TokenIds
 from kvstrata.cache.layout import BlockLayout
+from kvstrata.cache.lifetimes import Lifetimes
 from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
 from kvstrata.cache.stats import CacheStats, collect
@@ -82,6 +83,7 @@ class KVCache:
         )
         self.pools: tuple[BlockPool, ...] = tuple(group.pool for group in self.groups)
         self._contents = Contents(self.groups, fingerprint, clock, on_evict, on_publish)
+        self.lifetimes = Lifetimes(self._contents, self.groups)
         self._sequences: dict[int, CacheSequence] = {}
         self._ttl = ttl
         self.clock = clock
@@ -118,10 +120,13 @@ class KVCache:
         priority: int = 0,
         ttl: float | None = None,
         prompt_tokens: int | None = None,
+        spread: float = 0.0,
     ) -> CacheSequence | None:
         """Start a sequence on the blocks of a hit, and reserve room in all groups to grow to a length.
 
         reserve_tokens: that length. prompt_tokens: where the answer begins, by default at the chain's end.
+        spread: share of times to live to take off, here and below, so that what is set together does not
+        expire together.
         Returns None, with nothing changed, if the room is not there, or if the hit that `match` told is not
         there any more. Raises ValueError if `hit_tokens` is not a multiple of block_size or the chain is not
         of this cache, ConfigError if `ttl` is not positive.
@@ -152,7 +157,8 @@ class KVCache:
             reserve_tokens=reserve_tokens,
             reserved=promises,
             priority=priority,
-            ttl=self._ttl if ttl is None else ttl,
+            ttl=_shortened(self._ttl if ttl is None else ttl, spread),
+            spread=spread,
             tip=nodes[-1] if nodes else self._contents.index.root,
             num_published=len(nodes),
             slipped=slipped,
@@ -260,6 +266,7 @@ class KVCache:
             reserved=[0] * len(self.groups),
             priority=seq.priority,
             ttl=seq.ttl,
+            spread=seq.spread,
             tip=seq.tip,
             num_published=seq.num_published,
             slipped=seq.slipped.copy(),
@@ -392,6 +399,10 @@ def _check_layouts(layouts: Sequence[BlockLayout], num_blocks: Sequence[int]) ->
     sizes = {layout.block_size for layout in layouts}
     if len(sizes) > 1 or min(sizes) < 1:
         raise ConfigError(f"block sizes are {sorted(sizes)}: all layer groups share one, of at least 1 token")
+
+
+def _shortened(ttl: float | None, spread: float) -> float | None:
+    return None if ttl is None else ttl * (1 - spread)
 
 
 def _check_ttl(ttl: float | None) -> None:

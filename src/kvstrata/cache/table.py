@@ -17,6 +17,7 @@ class CacheSequence:
     tables: one for each layer group. num_computed: tokens whose K and V the pool holds. prompt_tokens:
     where the prompt ends and the answer begins. reserve_tokens: length up to which its growth is reserved.
     reserved: blocks still reserved, by group. ttl: seconds that what it publishes is served, None for ever.
+    spread: share of times to live that was taken off.
     tip: node of the last block that it found or published; num_published: blocks up to there.
     """
 
@@ -31,6 +32,7 @@ class CacheSequence:
     tip: Node | None
     num_published: int
     released: bool = False
+    spread: float = 0.0
     slipped: list[int] = field(default_factory=list)
 
     def blocks(self, group: int) -> list[int]:

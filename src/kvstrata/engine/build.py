@@ -114,6 +114,8 @@ def build(
         tiers=stack,
         load_mode=config.load_mode,
         audit=config.audit,
+        refresh_beta=config.refresh_beta,
+        ttl_jitter=config.ttl_jitter,
     )
     if engine.tiering is not None:
         engine.tiering.calibrate()

@@ -65,7 +65,10 @@ class _Step:
 
 
 class Scheduler:
-    """Chooses the work of each step and holds the running sequences."""
+    """Chooses the work of each step and holds the running sequences.
+
+    spread: see `KVCache.open`. on_found: called when what a sequence found is in its tables, before it runs.
+    """
 
     def __init__(
         self,
@@ -76,6 +79,8 @@ class Scheduler:
         clock: Callable[[], float],
         loads: Loads | None = None,
         yield_pins: Callable[[], bool] = lambda: False,
+        spread: Callable[[Sequence], float] = lambda sequence: 0.0,
+        on_found: Callable[[Sequence], None] = lambda sequence: None,
     ) -> None:
         self.cache = cache
         self.loading: list[Sequence] = []
@@ -87,6 +92,8 @@ class Scheduler:
         self._clock = clock
         self._loads = loads
         self._yield_pins = yield_pins
+        self._spread = spread
+        self._on_found = on_found
         self._leaders: dict[bytes, Sequence] = {}  # prompt blocks that are being computed just now, by key
 
     def schedule(self) -> list[Work]:
@@ -266,6 +273,7 @@ class Scheduler:
             priority=-request.options.priority,  # to the cache, higher is more important
             ttl=request.options.ttl,
             prompt_tokens=len(request.prompt_token_ids),
+            spread=self._spread(sequence),
         )
         if opened is None:
             return False
@@ -283,6 +291,7 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self.running.append(sequence)
             request.counts_sources = False
+            self._on_found(sequence)
         if self._loads is not None:
             self._loads.computed(sequence)
         return True
@@ -311,6 +320,7 @@ class Scheduler:
             else:
                 sequence.status = Status.RUNNING
                 self.running.append(sequence)
+                self._on_found(sequence)
                 self._stop_leading(sequence, sequence.chain.keys[: sequence.num_computed // size])
 
     def _lead(self, sequence: Sequence, hit: int) -> None:

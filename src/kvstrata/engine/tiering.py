@@ -79,21 +79,23 @@ class Tiering:
         """Do a piece of what can wait, for when nothing else is to be done; whether there is more of it."""
         self.loads.settle(self.stack.collect())
         self.loads.reclaim()
+        renewing = self.offload.renewing
         self.offload.flush()
         if self.audit.pending:
             self.audit.check_one()
-        return self.audit.pending
+        return self.audit.pending or 0 < self.offload.renewing < renewing
 
     @property
     def settling(self) -> bool:
         """Whether blocks are on their way to the tiers, wait for room there, or are a slow tier's to fill."""
-        return self.stack.storing or self.offload.dirty > 0 or self.loads.lost_blocks
+        waiting = self.offload.dirty > 0 or self.offload.renewing > 0
+        return self.stack.storing or waiting or self.loads.lost_blocks
 
     def drain(self, timeout: float) -> None:
         """Wait until what was published is in the tiers, dirty blocks too, at most so many seconds."""
         end = time.monotonic() + timeout
         self.loads.settle(self.stack.drain(timeout))
-        while self.offload.dirty and time.monotonic() < end:
+        while (self.offload.dirty or self.offload.renewing) and time.monotonic() < end:
             self.offload.flush()
             self.loads.settle(self.stack.drain(max(0.0, end - time.monotonic())))
 

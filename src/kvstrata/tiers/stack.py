@@ -5,6 +5,7 @@ One thread uses a stack; it never waits for a tier but in `wait`, `drain` and `c
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -133,7 +134,7 @@ class TierStack:
 
     queue_bytes: of blocks on their way to the tiers. timeout: seconds after which a call of a tier is given
     up. clock: seconds, monotonic; deadlines are by it. leases: of the nearest tier that other processes share
-    and that keeps some, if any does.
+    and that keeps some, if any does. shortest_life: seconds that some tier serves a block at most.
     """
 
     def __init__(
@@ -156,6 +157,8 @@ class TierStack:
         self.names = tuple(tier.name for tier in tiers)
         desks = (LeaseDesk.of(number, handle) for number, handle in enumerate(self._handles))
         self.leases = next((desk for desk in desks if desk is not None), None)
+        lives: list[float] = [getattr(tier, "ttl", math.inf) for tier in tiers]
+        self.shortest_life = min(lives, default=math.inf)
 
     def __len__(self) -> int:
         return len(self._handles)

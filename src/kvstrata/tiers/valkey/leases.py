@@ -10,8 +10,6 @@ from kvstrata.tiers.valkey.errors import ReplyError, ServerAvoidedError
 from kvstrata.tiers.valkey.names import Names
 from kvstrata.tiers.valkey.resp import Command, Reply, script
 
-_NAME_BYTES = 8  # of a block's key: leases of a segment are few
-
 _RENEW = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 0
@@ -93,7 +91,7 @@ class ValkeyLeases:
         return replies
 
     def _name(self, segment: bytes, name: bytes) -> bytes:
-        return self._names.lease(segment) + b":" + name[:_NAME_BYTES].hex().encode()
+        return self._names.lease(segment) + b":" + name.hex().encode()
 
 
 def _milliseconds(seconds: float) -> int:
