@@ -88,5 +88,9 @@ class Audit:
             groups,
         )
         everywhere = range(len(self._cache.pools))
-        self._stack.delete([Address(key, group) for key in chain.keys[position:] for group in everywhere])
+        condemned = [(block, group) for block in range(position, len(chain.keys)) for group in everywhere]
+        self._stack.delete(
+            [Address(chain.keys[block], group) for block, group in condemned],
+            [chain.segment(block) for block, _ in condemned],
+        )
         self._cache.forget(chain.keys[position])

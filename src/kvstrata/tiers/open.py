@@ -22,8 +22,30 @@ def _check_disk(url: TierUrl) -> object:
     return DiskOptions.from_url(url)
 
 
-_CHECKS: dict[str, Callable[[TierUrl], object]] = {"ram": RamOptions.from_url, "disk": _check_disk}
-_SCHEMES: dict[str, Callable[[TierUrl, StoreContext], Tier]] = {"ram": RamTier.open, "disk": _disk}
+def _valkey(url: TierUrl, context: StoreContext) -> Tier:
+    from kvstrata.tiers.valkey.tier import ValkeyTier  # noqa: PLC0415
+
+    return ValkeyTier.open(url, context)
+
+
+def _check_valkey(url: TierUrl) -> object:
+    from kvstrata.tiers.valkey.settings import ValkeySettings  # noqa: PLC0415
+
+    return ValkeySettings.from_url(url)
+
+
+_CHECKS: dict[str, Callable[[TierUrl], object]] = {
+    "ram": RamOptions.from_url,
+    "disk": _check_disk,
+    "valkey": _check_valkey,
+    "valkey+cluster": _check_valkey,
+}
+_SCHEMES: dict[str, Callable[[TierUrl, StoreContext], Tier]] = {
+    "ram": RamTier.open,
+    "disk": _disk,
+    "valkey": _valkey,
+    "valkey+cluster": _valkey,
+}
 
 
 def check_tier_url(text: str) -> TierUrl:

@@ -106,13 +106,34 @@ class Stored:
     dropped: DropReason | None = None
 
 
+@dataclass(frozen=True)
+class ServerUsage:
+    """One server of a tier that has several. state: of its breaker. calls: small ones, such as look-ups.
+
+    repairs: values that it was given because it had missed them; copies: because it is new. errors: by kind.
+    """
+
+    name: str
+    state: str
+    trips: int
+    calls: int
+    call_seconds: float
+    loaded_bytes: int
+    load_seconds: float
+    stored_bytes: int
+    store_seconds: float
+    repairs: int
+    copies: int
+    errors: Counter[str]
+
+
 @dataclass
 class TierUsage:
     """What a tier holds and has done; bytes of capacity None: unbounded.
 
     records: of all fingerprints. evictions: by reason (`space`, `expired`, `quota`, `quarantined`,
     `replaced`, `deleted`). misses: loads that failed, by `MissReason`. drops: stores that were not kept, by
-    `DropReason`. policy: by which its blocks go when room is needed.
+    `DropReason`. policy: by which its blocks go when room is needed. servers: of a tier that has several.
     """
 
     used_bytes: int = 0
@@ -128,6 +149,7 @@ class TierUsage:
     misses: Counter[str] = field(default_factory=Counter)
     drops: Counter[str] = field(default_factory=Counter)
     policy: str = ""
+    servers: tuple[ServerUsage, ...] = ()
 
 
 class Tier(Protocol):

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvstrata.errors import ConfigError
@@ -20,6 +20,7 @@ DEFAULT_PREFIX = "kvstrata"
 OPTIONS = (
     "replicas",
     "weights",
+    "members",
     "ttl",
     "prefix",
     "timeout",
@@ -99,7 +100,8 @@ class ValkeySettings:
     block. ttl: most seconds that a block is served (inf: as its request says). prefix: of all keys.
     timeout: seconds that a look-up or another small call may take, connecting included. stall: seconds that
     a load or store may wait for a byte to move. connections: to each server for bytes, and as many for small
-    calls. grace: seconds for which a new membership asks the old owners. signing_key: for HMAC.
+    calls. grace: seconds for which a new membership asks the old owners, and one that was away those who
+    stood in for it. members: a file with a server a line that takes the URL's place. signing_key: for HMAC.
     """
 
     servers: tuple[Server, ...]
@@ -111,6 +113,7 @@ class ValkeySettings:
     stall: float = 0.5
     connections: int = 4
     grace: float = 600.0
+    members: Path | None = None
     credentials: Credentials = Credentials()
     tls: Tls | None = None
     signing_key: bytes | None = field(default=None, repr=False)
@@ -127,8 +130,13 @@ class ValkeySettings:
         if url.path.strip("/"):
             raise ConfigError(f"tier {url.text!r} has a path, {url.path!r}; servers only: valkey://host:port")
         options = url.options
-        servers = parse_servers(url.netloc, options.get("weights"))
         cluster = url.scheme == "valkey+cluster"
+        members = Path(options["members"]) if "members" in options else None
+        if members is not None and (url.netloc or "weights" in options or cluster):
+            raise ConfigError(
+                f"tier {url.text!r} has members beside servers, weights or a cluster; the file has all"
+            )
+        servers = read_servers(members) if members else parse_servers(url.netloc, options.get("weights"))
         if cluster and ("replicas" in options or "weights" in options):
             raise ConfigError(
                 f"tier {url.text!r} sets replicas or weights; a cluster has its own: leave them out"
@@ -146,10 +154,46 @@ class ValkeySettings:
             stall=_wait("stall", options.get("stall", "0.5")),
             connections=_count("connections", options.get("connections", "4"), _MOST_CONNECTIONS),
             grace=parse_seconds(options.get("grace", "10m"), "grace"),
+            members=members,
             credentials=Credentials(options.get("user"), _secret(options.get("password"))),
             tls=_tls(options),
             signing_key=signing_key(options["hmac"]) if "hmac" in options else None,
         )
+
+    def check_members(self, servers: tuple[Server, ...]) -> None:
+        """Raise ConfigError for a membership that these settings cannot have."""
+        if self.cluster:
+            raise ConfigError("the members of a cluster are its own to say; change them there")
+        if len(servers) < self.replicas:
+            raise ConfigError(
+                f"servers are {len(servers)}; replicas={self.replicas} needs as many: name more"
+            )
+
+    def with_servers(self, servers: tuple[Server, ...]) -> ValkeySettings:
+        """The same for other servers."""
+        return replace(self, servers=servers)
+
+
+def read_servers(path: Path) -> tuple[Server, ...]:
+    """Servers from a file: `host:port` a line, with a weight after it if it is not 1; # begins a comment.
+
+    Raises ConfigError.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise ConfigError(f"members is {str(path)!r}, which cannot be read: {reason}") from None
+    lines = [line.partition("#")[0].split() for line in text.splitlines()]
+    lines = [words for words in lines if words]
+    if not lines or any(len(words) > 2 for words in lines):
+        raise ConfigError(
+            f"members is {str(path)!r}; it must have lines such as cache-1:6379, or with a weight"
+        )
+    return parse_servers(
+        ",".join(words[0] for words in lines),
+        ",".join(words[1] if len(words) > 1 else "1" for words in lines),
+    )
 
 
 def parse_servers(text: str, weights: str | None = None) -> tuple[Server, ...]:
