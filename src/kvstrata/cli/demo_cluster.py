@@ -1,4 +1,4 @@
-"""`kvstrata demo --cluster`: two engines over three Valkey servers compute a cold prompt once; a server dies."""
+"""`kvstrata demo --cluster`: two engines over three Valkey servers, of which one dies; who computed what."""
 
 from __future__ import annotations
 
