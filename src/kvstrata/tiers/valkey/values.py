@@ -137,7 +137,7 @@ class Values:
         return min(record.meta.deadline, self._clocks.monotonic() + life)
 
     def _lasts(self, answer: Reply, record: Record) -> bool:
-        """Whether a value is there, by what PTTL says of it, and to store it anew would not prolong its life."""
+        """Whether a value is there, by what PTTL says, and storing it anew would not prolong its life."""
         if not isinstance(answer, int) or answer == _NOT_THERE:
             return False
         now = self._clocks.monotonic()
