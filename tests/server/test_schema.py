@@ -80,4 +80,5 @@ def test_the_description_has_every_endpoint(server: ToyServer):
         "/v1/cache/reset",
         "/v1/cache/pin",
         "/v1/cache/unpin",
+        "/v1/cache/members",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,15 +14,16 @@ from rich.table import Table
 from kvstrata.cli.loading import progress_bar
 from kvstrata.cli.output import JsonFlag, emit_json, stdout_console
 from kvstrata.errors import ConfigError
-from kvstrata.tiers.url import parse_tier_url
+from kvstrata.tiers.url import TierUrl, parse_tier_url
 
 if TYPE_CHECKING:
-    from kvstrata.tiers.disk.care import Progress, StoredRecord
-    from kvstrata.tiers.disk.options import DiskOptions
+    from kvstrata.tiers.care import Progress, StoredRecord
 
 _SHORT = 12  # characters of keys and fingerprints in tables
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="A persistent tier, such as disk:///var/cache/kv.")]
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="A persistent tier: disk:///var/cache/kv or valkey://host:6379.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -39,11 +41,11 @@ def ls(
     json: JsonFlag = False,
 ) -> None:
     """List the blocks in a store."""
-    from kvstrata.tiers.disk.care import StoreFolder  # noqa: PLC0415
+    from kvstrata.tiers.care import open_store  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
     matching = 0
-    with StoreFolder(_options(url)) as folder, _progress("reading headers") as progress:
+    with open_store(parse_tier_url(url)) as folder, _progress("reading headers") as progress:
         for record in folder.records(progress):
             if salt is None or record.salt == salt:
                 matching += 1
@@ -74,12 +76,12 @@ def ls(
 
 def stat(url: Url, json: JsonFlag = False) -> None:
     """Tell what a store holds, by model, layer group and salt."""
-    from kvstrata.tiers.disk.care import StoreFolder  # noqa: PLC0415
+    from kvstrata.tiers.care import open_store  # noqa: PLC0415
 
     groups: dict[tuple[str, int], Counter[str]] = {}
     salts: Counter[str] = Counter()
     faults: Counter[str] = Counter()
-    with StoreFolder(_options(url)) as folder, _progress("reading headers") as progress:
+    with open_store(parse_tier_url(url)) as folder, _progress("reading headers") as progress:
         for record in folder.records(progress):
             if record.fault is not None:
                 faults[record.fault] += 1
@@ -105,7 +107,7 @@ def stat(url: Url, json: JsonFlag = False) -> None:
     if json:
         emit_json(figures)
         return
-    table = Table("model", "group", title=f"{_mib(used)} on the disk")
+    table = Table("model", "group", title=f"{_mib(used)} in all")
     for heading in ("records", "expired", "MiB"):
         table.add_column(heading, justify="right")
     for row in figures["groups"]:
@@ -121,30 +123,29 @@ def stat(url: Url, json: JsonFlag = False) -> None:
     for name, nbytes in salts.most_common(20):
         console.print(f"  salt {name!r}: {_mib(nbytes)}")
     for fault, count in faults.items():
-        console.print(f"  {count:,} slots that are no records: {fault}")
+        console.print(f"  {count:,} that are no records: {fault}")
 
 
 def verify(url: Url, json: JsonFlag = False) -> None:
     """Read everything and check every checksum; exits 1 if anything is wrong."""
-    from kvstrata.tiers.disk.care import StoreFolder  # noqa: PLC0415
+    from kvstrata.tiers.care import open_store  # noqa: PLC0415
 
     good, nbytes = 0, 0
     faults: list[dict[str, Any]] = []
-    with StoreFolder(_options(url)) as folder, _progress("verifying") as progress:
+    with open_store(parse_tier_url(url)) as folder, _progress("verifying") as progress:
         for record in folder.verify(progress):
             nbytes += record.geometry.payload_bytes
             if record.fault is None:
                 good += 1
             else:
-                faults.append(
-                    {"file": record.geometry.stem, "slot": record.slot, "fault": record.fault, **_key(record)}
-                )
+                faults.append({**_where(record), "fault": record.fault, **_key(record)})
     if json:
         emit_json({"url": url, "good": good, "bytes": nbytes, "faulty": len(faults), "faults": faults})
     else:
         console = stdout_console()
         for fault in faults:
-            console.print(f"slot {fault['slot']} of {fault['file']}: {fault['fault']}", soft_wrap=True)
+            where = fault.get("place") or f"slot {fault['slot']} of {fault['file']}"
+            console.print(f"{where}: {fault['fault']}", soft_wrap=True)
         console.print(f"{good:,} records are whole, {len(faults):,} are not; {_mib(nbytes)} read")
     if faults:
         raise typer.Exit(1)
@@ -162,7 +163,7 @@ def gc(
     json: JsonFlag = False,
 ) -> None:
     """Remove what has expired or is damaged, and what the options name; give its room back."""
-    from kvstrata.tiers.disk.care import StoreFolder  # noqa: PLC0415
+    from kvstrata.tiers.care import open_store  # noqa: PLC0415
     from kvstrata.tiers.url import parse_seconds  # noqa: PLC0415
 
     most = None if older_than is None else parse_seconds(older_than, "--older-than")
@@ -176,7 +177,7 @@ def gc(
             return "fingerprint"
         return None
 
-    with StoreFolder(_options(url), write=True) as folder, _progress("cleaning") as progress:
+    with open_store(parse_tier_url(url), write=True) as folder, _progress("cleaning") as progress:
         cleaned = folder.clean(unwanted, progress)
     if json:
         emit_json(
@@ -201,10 +202,21 @@ def cp(
     json: JsonFlag = False,
 ) -> None:
     """Copy all blocks of one store into another, which no engine uses meanwhile; the source is only read."""
-    from kvstrata.tiers.disk.copy import copy_store  # noqa: PLC0415
+    from kvstrata.tiers.care import copy_records, open_store  # noqa: PLC0415
+    from kvstrata.tiers.open import check_tier_url, open_tier  # noqa: PLC0415
 
-    with _progress("copying") as progress:
-        result = copy_store(_options(source), _options(target, needs_size=True), progress=progress)
+    into = check_tier_url(target)
+    if into.scheme == "ram":
+        raise ConfigError(f"target is {target!r}, which keeps nothing; give a disk:// or valkey:// URL")
+    if _same_place(parse_tier_url(source), into):
+        raise ConfigError(f"source and target are both {source!r}; give two")
+    with open_store(parse_tier_url(source)) as store, _progress("copying") as progress:
+        result = copy_records(
+            store,
+            lambda context: open_tier(target, context),
+            by_segment=into.scheme != "disk",
+            progress=progress,
+        )
     if json:
         emit_json(
             {
@@ -223,15 +235,14 @@ def cp(
         stdout_console().print(line)
 
 
-def _options(url: str, *, needs_size: bool = False) -> DiskOptions:
-    from kvstrata.tiers.disk.options import DiskOptions  # noqa: PLC0415
-
-    parsed = parse_tier_url(url)
-    if parsed.scheme != "disk":
-        raise ConfigError(
-            f"tier {url!r} keeps nothing that another process could look at; give a disk:// URL"
-        )
-    return DiskOptions.from_url(parsed, needs_size=needs_size)
+def _same_place(one: TierUrl, other: TierUrl) -> bool:
+    """Whether two URLs name one store; of servers, one with the same first ones."""
+    if one.scheme != other.scheme:
+        return False
+    if one.scheme == "disk":
+        return Path(one.path).resolve() == Path(other.path).resolve()
+    prefixes = [url.options.get("prefix") for url in (one, other)]
+    return one.netloc == other.netloc and prefixes[0] == prefixes[1]
 
 
 @contextmanager
@@ -245,6 +256,12 @@ def _key(record: StoredRecord) -> dict[str, str]:
     return {} if record.header is None else {"key": record.header.key.hex()}
 
 
+def _where(record: StoredRecord) -> dict[str, Any]:
+    if record.place:
+        return {"place": record.place}
+    return {"file": record.geometry.stem, "slot": record.slot}
+
+
 def _row(record: StoredRecord) -> dict[str, Any]:
     header = record.header
     return {
@@ -252,6 +269,7 @@ def _row(record: StoredRecord) -> dict[str, Any]:
         "fingerprint": record.geometry.fingerprint.hex(),
         "group": record.geometry.group,
         "slot": record.slot,
+        "place": record.place,
         "depth": None if header is None else header.depth,
         "salt": record.salt,
         "origin": "" if header is None else header.meta().origin,

@@ -11,14 +11,15 @@ from fastapi import APIRouter, Request
 from kvstrata.cache.stats import CacheStats
 from kvstrata.engine.block_life import Prefix
 from kvstrata.errors import KVStrataError
-from kvstrata.server import pinning
+from kvstrata.server import membership, pinning
 from kvstrata.server.front import key_of
 from kvstrata.server.problems import ApiError, api_error
-from kvstrata.server.requests import PinRequest, ResetRequest
+from kvstrata.server.requests import MembersRequest, PinRequest, ResetRequest
 from kvstrata.server.service import Service
 from kvstrata.server.shapes import (
     CacheUsage,
     ErrorBody,
+    MembersChanged,
     Pinned,
     PrefixUsage,
     ResetDone,
@@ -65,6 +66,15 @@ def router(service: Service) -> APIRouter:
         silent = await service.in_text_thread(tiering.stack.clear, _CLEAR_SECONDS)
         return {"status": "ok", "tiers": not silent, "silent": silent}
 
+    @routes.post("/v1/cache/members")
+    async def members(request: Request, body: MembersRequest) -> MembersChanged:
+        """Give the valkey tier other servers; requests being served go on. Needs the admin key."""
+        _check_admin(service, request)
+        changed, servers = await _told(
+            service.in_text_thread(membership.change, service, body.servers, body.weights)
+        )
+        return {"status": "ok", "changed": changed, "servers": servers}
+
     @routes.post("/v1/cache/pin")
     async def pin(request: Request, body: PinRequest) -> Pinned:
         """Compute a prompt if need be, and keep its blocks from eviction. Needs the admin key."""
@@ -85,7 +95,7 @@ async def _told(outcome: Awaitable[T]) -> T:
     try:
         return await outcome
     except KVStrataError as error:
-        raise api_error(error, PinRequest.model_fields) from error
+        raise api_error(error, {**PinRequest.model_fields, **MembersRequest.model_fields}) from error
 
 
 def _is_admin(request: Request) -> bool:

@@ -27,7 +27,15 @@ _EVICT_REASONS = ("space", "expired", "unreachable", "reset", "wrong")
 _PATHS = frozenset(
     (
         *("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/cache", "/health", "/ready"),
-        *("/v1/cache/reset", "/v1/cache/pin", "/v1/cache/unpin", "/metrics", "/docs", "/openapi.json"),
+        *(
+            "/v1/cache/reset",
+            "/v1/cache/pin",
+            "/v1/cache/unpin",
+            "/v1/cache/members",
+            "/metrics",
+            "/docs",
+            "/openapi.json",
+        ),
     )
 )
 

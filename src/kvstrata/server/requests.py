@@ -246,6 +246,16 @@ class ResetRequest(_Body):
     tiers: bool | None = None
 
 
+class MembersRequest(_Body):
+    """A body of `/v1/cache/members`: the servers of the valkey tier from now on.
+
+    servers: `host:port,host:port`. weights: `2,1`, one for each.
+    """
+
+    servers: Annotated[str, Field(min_length=1, max_length=4096)]
+    weights: Annotated[str, Field(max_length=4096)] | None = None
+
+
 class PinRequest(_Body):
     """A body of `/v1/cache/pin` and `/v1/cache/unpin`: a prompt, or messages, whose blocks are meant."""
 

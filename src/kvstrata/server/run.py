@@ -17,6 +17,7 @@ import uvicorn
 
 from kvstrata.engine.llm import LLM
 from kvstrata.errors import ConfigError
+from kvstrata.server import membership
 from kvstrata.server.app import create_app
 from kvstrata.server.keys import KeyRing
 from kvstrata.server.request_log import RequestLog
@@ -135,6 +136,8 @@ async def _serve(
     draining: list[asyncio.Task[None]] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, number, service, server, draining)
+    rereading: set[asyncio.Future[None]] = set()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _on_hangup, service, rereading)
     service.serving.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not (server.started or serving.done()):
@@ -160,6 +163,13 @@ def _on_signal(
     if draining:
         os._exit(128 + number)
     draining.append(asyncio.create_task(_drain(number, service, server)))
+
+
+def _on_hangup(service: Service, rereading: set[asyncio.Future[None]]) -> None:
+    """Read the files of members again, beside all else."""
+    task = asyncio.ensure_future(asyncio.to_thread(membership.reread, service))
+    rereading.add(task)  # the loop itself does not hold on to it
+    task.add_done_callback(rereading.discard)
 
 
 async def _drain(number: signal.Signals, service: Service, server: uvicorn.Server) -> None:

@@ -200,6 +200,14 @@ class ResetDone(TypedDict):
     silent: list[str]
 
 
+class MembersChanged(TypedDict):
+    """changed: false where these were the servers already. servers: by name."""
+
+    status: Literal["ok"]
+    changed: bool
+    servers: list[str]
+
+
 class Pinned(TypedDict):
     """tokens: how many of the prompt are kept, its full blocks at most."""
 

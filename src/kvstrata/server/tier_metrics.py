@@ -11,10 +11,10 @@ from prometheus_client.core import Metric
 from kvstrata.engine.tiering import Tiering
 from kvstrata.server.families import counters, gauges
 from kvstrata.tiers.stack import TierStats
-from kvstrata.tiers.tier import MissReason
+from kvstrata.tiers.tier import MissReason, ServerUsage
 
 # Of the reasons why a load misses, those that do not mean that what was there is not what it should be.
-_NOT_THERE = frozenset(("absent", "expired", "io_error", "closed"))
+_NOT_THERE = frozenset(("absent", "expired", "io_error", "unavailable", "closed"))
 _VERIFICATION = tuple(reason for reason in get_args(MissReason) if reason not in _NOT_THERE)
 _STATES = ("closed", "half-open", "open")
 
@@ -41,6 +41,20 @@ _COUNTERS: tuple[_Figure, ...] = (
     ("tier_load_seconds", "Seconds that loads took.", lambda s: s.usage.load_seconds),
     ("tier_breaker_trips", "Times that a tier was left alone for failing.", lambda s: s.trips),
 )
+
+_OfServer = tuple[str, str, Callable[[ServerUsage], float]]
+_SERVER_COUNTERS: tuple[_OfServer, ...] = (
+    ("tier_server_calls", "Small calls answered, such as look-ups.", lambda s: s.calls),
+    ("tier_server_call_seconds", "Seconds that small calls took.", lambda s: s.call_seconds),
+    ("tier_server_loaded_bytes", "Bytes of values received.", lambda s: s.loaded_bytes),
+    ("tier_server_load_seconds", "Seconds that receiving values took.", lambda s: s.load_seconds),
+    ("tier_server_stored_bytes", "Bytes of values sent.", lambda s: s.stored_bytes),
+    ("tier_server_store_seconds", "Seconds that sending values took.", lambda s: s.store_seconds),
+    ("tier_server_breaker_trips", "Times that a server was left alone for failing.", lambda s: s.trips),
+    ("tier_server_repairs", "Values that a server was given since it had missed them.", lambda s: s.repairs),
+    ("tier_server_copies", "Values that a server was given since it is new.", lambda s: s.copies),
+)
+_SERVER_ERRORS = ("down", "timeout", "broken", "refuses")
 
 
 def tier_metrics(tiering: Tiering, tiers: Named) -> Iterator[Metric]:
@@ -79,6 +93,7 @@ def tier_metrics(tiering: Tiering, tiers: Named) -> Iterator[Metric]:
         ("tier", "reason"),
         (((n, reason), count) for n, s in tiers for reason, count in _drops(s).items()),
     )
+    yield from _server_metrics([(n, server) for n, s in tiers for server in s.usage.servers])
     audit = tiering.audit.counts
     outcomes = (("checked", audit.checked), ("mismatches", audit.mismatches), ("skipped", audit.skipped))
     yield counters(
@@ -92,6 +107,24 @@ def tier_metrics(tiering: Tiering, tiers: Named) -> Iterator[Metric]:
         "Blocks of the pool that no tier has had room for yet.",
         (),
         [((), tiering.offload.dirty)],
+    )
+
+
+def _server_metrics(servers: Sequence[tuple[str, ServerUsage]]) -> Iterator[Metric]:
+    """Families of the servers of tiers that have several, each by its tier and host:port."""
+    yield gauges(
+        "tier_server_state",
+        "1 for the state that a server's breaker is in; open: it is left alone.",
+        ("tier", "server", "state"),
+        (((n, s.name, state), float(s.state == state)) for n, s in servers for state in _STATES),
+    )
+    for name, text, figure in _SERVER_COUNTERS:
+        yield counters(name, text, ("tier", "server"), [((n, s.name), figure(s)) for n, s in servers])
+    yield counters(
+        "tier_server_errors",
+        "Calls that failed, by kind.",
+        ("tier", "server", "kind"),
+        (((n, s.name, kind), s.errors[kind]) for n, s in servers for kind in _SERVER_ERRORS),
     )
 
 

@@ -164,6 +164,11 @@ class TierStack:
         return len(self._handles)
 
     @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers themselves, nearest first, for what only some of them can do."""
+        return tuple(handle.tier for handle in self._handles)
+
+    @property
     def storing(self) -> bool:
         """Whether blocks are on their way to a tier."""
         return self._queue.pending

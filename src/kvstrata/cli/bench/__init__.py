@@ -12,6 +12,7 @@ from kvstrata.cli.bench import (
     paging,
     phases,
     policies,
+    ring,
     tiers,
     waste,
     workload,
@@ -21,6 +22,18 @@ from kvstrata.cli.bench import (
 def register(app: typer.Typer) -> None:
     """Declare the command and what it can measure."""
     bench = typer.Typer(no_args_is_help=True, help="Measure the engine on this machine.")
-    for measurement in (workload, phases, attention, linear, control, paging, waste, tiers, policies, load):
+    for measurement in (
+        workload,
+        phases,
+        attention,
+        linear,
+        control,
+        paging,
+        waste,
+        tiers,
+        policies,
+        ring,
+        load,
+    ):
         measurement.register(bench)
     app.add_typer(bench, name="bench")

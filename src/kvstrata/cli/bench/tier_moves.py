@@ -6,12 +6,17 @@ import contextlib
 import itertools
 import os
 import shutil
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
+from kvstrata.cache.keys import SEGMENT_BLOCKS, SEGMENT_BYTES
 from kvstrata.cache.memory import block_memory
 from kvstrata.cache.policy import Meta
 from kvstrata.tiers.open import open_tier
@@ -36,16 +41,18 @@ class Blocks:
         self.target = block_memory(self.nbytes, cpu).numpy()
         self.source[:] = np.random.default_rng(0).integers(0, 256, self.nbytes, dtype=np.uint8)
         self.target[:] = 0
+        self._name = os.urandom(8).hex()  # what is on servers may be of another run
         self._rounds = itertools.count()
 
     def identities(self) -> list[Identity]:
         """Names that no round before had: stores of a new round are all new."""
         rnd = next(self._rounds)
         tokens = bytes(4 * self.context.block_size)
-        keys = [f"{rnd}:{number}".encode().ljust(32, b".") for number in range(self.count)]
+        keys = [sha256(f"{self._name}:{rnd}:{number}".encode()).digest() for number in range(self.count)]
         parents = [self.context.fingerprint, *keys]
         return [
-            Identity(Address(key, 0), parent, tokens, b"") for key, parent in zip(keys, parents, strict=False)
+            Identity(Address(key, 0), parent, tokens, b"", keys[n - n % SEGMENT_BLOCKS][:SEGMENT_BYTES])
+            for n, (key, parent) in enumerate(zip(keys, parents, strict=False))
         ]
 
     def part(self, memory: np.ndarray, number: int) -> memoryview:
@@ -180,6 +187,70 @@ def disk_ratios(blocks: Blocks, folder: Path, repeats: int) -> dict[str, float |
         "disk_load_gb_s": blocks.nbytes / best["load"] / 1e9,
         "plain_write_gb_s": blocks.nbytes / best["write"] / 1e9,
         "plain_read_gb_s": blocks.nbytes / best["read"] / 1e9,
+        "identical": identical,
+    }
+
+
+def loopback_seconds(blocks: Blocks) -> float:
+    """Of sending all bytes through a socket of this machine, from one process' memory to another's."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        sender = subprocess.Popen(
+            [sys.executable, "-c", _SENDER, str(port), str(blocks.nbytes)], stdin=subprocess.PIPE
+        )
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1)  # it is ready
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+            def run() -> None:
+                connection.sendall(b"!")
+                for number in range(blocks.count):
+                    memory, got = blocks.part(blocks.target, number), 0
+                    while got < len(memory):
+                        got += connection.recv_into(memory[got:], 0, socket.MSG_WAITALL)
+
+            seconds = seconds_of(run)
+        sender.wait()
+    return seconds
+
+
+_SENDER = """
+import socket, sys
+port, size = map(int, sys.argv[1:])
+data = memoryview(bytearray(size))
+data[::4096] = bytes(len(data[::4096]))
+connection = socket.create_connection(("127.0.0.1", port))
+connection.sendall(b"!")
+connection.recv(1)
+connection.sendall(data)
+"""
+
+
+def valkey_ratios(url: str, blocks: Blocks, repeats: int) -> dict[str, float | bool]:
+    """Load and store rates of a Valkey tier as shares of raw loopback TCP's, the best of some runs each."""
+    one = StoreContext(blocks.context.fingerprint, blocks.context.block_size, (blocks.payload,))
+    tier = open_tier(url, one)
+    best = {"loopback": float("inf"), "store": float("inf"), "load": float("inf")}
+    identical = True
+    try:
+        for _ in range(repeats):
+            identities = blocks.identities()
+            best["loopback"] = min(best["loopback"], loopback_seconds(blocks))
+            best["store"] = min(best["store"], store_seconds(tier, blocks, identities))
+            seconds, same = load_seconds(tier, blocks, identities)
+            best["load"] = min(best["load"], seconds)
+            identical = identical and same
+            segments = [identity.segment for identity in identities]
+            tier.delete([identity.address for identity in identities], segments)
+    finally:
+        tier.close()
+    return {
+        "valkey_store_vs_loopback": best["loopback"] / best["store"],
+        "valkey_load_vs_loopback": best["loopback"] / best["load"],
+        "valkey_store_gb_s": blocks.nbytes / best["store"] / 1e9,
+        "valkey_load_gb_s": blocks.nbytes / best["load"] / 1e9,
+        "loopback_gb_s": blocks.nbytes / best["loopback"] / 1e9,
         "identical": identical,
     }
 

@@ -47,12 +47,18 @@ def tiers(
     ] = None,
     prompt: Annotated[int, typer.Option(min=32, help="Tokens of the shared prefix.")] = 2000,
     megabytes: Annotated[int, typer.Option(min=1, help="MiB that are stored and loaded.")] = 256,
+    block_bytes: Annotated[
+        int, typer.Option(min=4096, help="Bytes of a block that goes to and from valkey:// servers.")
+    ] = 2 << 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each, of which the best counts.")] = 3,
     json: JsonFlag = False,
 ) -> None:
-    """Measure the RAM and the disk tier, and a long prompt from each of them."""
+    """Measure the RAM and the disk tier, a long prompt from each, and a valkey:// tier that is named."""
+    shared = [url for url in config.tiers if url.startswith("valkey")]
     with tempfile.TemporaryDirectory(dir=folder, prefix="kvstrata-bench-") as place:
         figures = measure(config, Path(place), prompt, megabytes << 20, repeats)
+    if shared:
+        figures |= _valkey(shared[0], config, megabytes << 20, block_bytes, repeats)
     if json:
         emit_json(figures)
         return
@@ -61,6 +67,7 @@ def tiers(
 
 def measure(config: EngineConfig, folder: Path, prompt: int, nbytes: int, repeats: int) -> dict[str, Any]:
     """All figures, with a bar on stderr."""
+    config = replace(config, tiers=())
     ttft, identical, sources = _first_tokens(config, folder, prompt)
     from kvstrata.cli.bench.tier_moves import Blocks, disk_ratios, ram_ratios  # noqa: PLC0415  (torch is slow)
     from kvstrata.tiers.tier import StoreContext  # noqa: PLC0415
@@ -80,6 +87,21 @@ def measure(config: EngineConfig, folder: Path, prompt: int, nbytes: int, repeat
         "identical": identical and bool(ram["identical"]) and bool(disk["identical"]),
         "bytes": blocks.nbytes,
         "block_bytes": blocks.payload,
+    }
+
+
+def _valkey(
+    url: str, config: EngineConfig, nbytes: int, block_bytes: int, repeats: int
+) -> dict[str, float | bool]:
+    """Figures of a tier on servers that are there."""
+    from kvstrata.cli.bench.tier_moves import Blocks, valkey_ratios  # noqa: PLC0415  (torch is slow)
+    from kvstrata.tiers.tier import StoreContext  # noqa: PLC0415
+
+    context = StoreContext(b"b" * 32, config.block_size, (block_bytes,))
+    figures = valkey_ratios(url, Blocks(context, nbytes), repeats)
+    return {
+        **{n: v for n, v in figures.items() if n != "identical"},
+        "valkey_identical": figures["identical"],
     }
 
 
@@ -163,6 +185,14 @@ def _show(figures: Mapping[str, Any]) -> None:
             f"{figures[f'{name}_store_vs_{plain}']:.0%}",
             f"{figures[f'{name}_load_gb_s']:.2f}",
             f"{figures[f'{name}_load_vs_{plain}']:.0%}",
+        )
+    if "loopback_gb_s" in figures:
+        table.add_row(
+            "valkey",
+            f"{figures['valkey_store_gb_s']:.2f}",
+            f"{figures['valkey_store_vs_loopback']:.0%}",
+            f"{figures['valkey_load_gb_s']:.2f}",
+            f"{figures['valkey_load_vs_loopback']:.0%}",
         )
     stdout_console().print(table)
     first = Table("prefix is", "first token after, ms", title="time to the first token")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from typing import Self
 
-from kvstrata.cache.keys import salt_of
+from kvstrata.tiers.care import Cleaned, Progress, StoredRecord
 from kvstrata.tiers.disk.files import Files, SystemFiles
 from kvstrata.tiers.disk.folder import OVERHEAD_BYTES, Folder
 from kvstrata.tiers.disk.geometry import Geometry
@@ -18,35 +17,6 @@ from kvstrata.tiers.disk.space import ForeignFiles
 from kvstrata.tiers.lifetime import Clocks
 from kvstrata.tiers.record import RecordHeader, check_payload
 from kvstrata.tiers.tier import MissReason
-
-Progress = Callable[[int, int], None]  # slots done, slots in all
-
-
-@dataclass(frozen=True)
-class StoredRecord:
-    """A slot that is not empty. header: or None, and fault tells why. age, remaining: seconds."""
-
-    geometry: Geometry
-    slot: int
-    header: RecordHeader | None
-    fault: MissReason | None
-    age: float = 0.0
-    remaining: float = 0.0
-
-    @property
-    def salt(self) -> str:
-        """The cache salt that its block was stored under."""
-        return "" if self.header is None else salt_of(self.header.extras)
-
-
-@dataclass
-class Cleaned:
-    """What `clean` did. removed: records by reason; before, after: bytes of the folder."""
-
-    removed: Counter[str] = field(default_factory=Counter)
-    kept: int = 0
-    before: int = 0
-    after: int = 0
 
 
 class StoreFolder:
@@ -75,7 +45,7 @@ class StoreFolder:
             else:
                 self._unknown.append(ForeignFiles(geometry, paths))
 
-    def __enter__(self) -> StoreFolder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -48,6 +48,10 @@ def check_servers(servers: Servers) -> None:
         raise ConfigError(
             f"no valkey server can be reached ({reasons}); check host, port, tls and the network"
         )
+    if servers.settings.cluster and not servers.ask_for_slots():
+        raise ConfigError(
+            f"valkey cluster of {nodes[0].name} does not say where its slots are; is it complete?"
+        )
     for node, error in away:
         _log.warning("valkey server %s cannot be reached: %s; it is tried again", node.name, error.reason)
 

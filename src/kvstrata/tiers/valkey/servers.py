@@ -13,9 +13,11 @@ from kvstrata.tiers.valkey.errors import ServerAvoidedError, ServerError
 from kvstrata.tiers.valkey.node import Node
 from kvstrata.tiers.valkey.resp import Command, Reply
 from kvstrata.tiers.valkey.settings import Server, ValkeySettings
+from kvstrata.tiers.valkey.slots import parse_slots
 
 _TICK = 0.05  # seconds between looks at who may be back
 _PROBE_SECONDS = 0.2
+_SLOTS_EVERY = 1.0  # seconds
 _log = logging.getLogger("kvstrata.tiers")
 
 
@@ -27,7 +29,7 @@ class Placement(Protocol):
 
 
 class Servers:
-    """Nodes by name, placed by a ring. Any thread may use it.
+    """Nodes by name, placed by a ring, or by a cluster's slots. Any thread may use it.
 
     on_return: called, in the prober's thread, with each node that is up again.
     """
@@ -41,9 +43,12 @@ class Servers:
         self._on_return = on_return
         self._lock = threading.Lock()  # guards changes; what is read is replaced whole
         self._nodes = {server.name: self._node(server) for server in settings.servers}
-        self.placement: Placement = Ring(server.member for server in settings.servers)
+        self.placement: Placement = Ring(
+            () if settings.cluster else (server.member for server in settings.servers)
+        )
         self._before: tuple[tuple[float, Placement], ...] = ()  # until when, and where things were
         self._returned: dict[str, float] = {}
+        self._slots_due = time.monotonic() + _SLOTS_EVERY
         self._stop = threading.Event()
         self._prober = threading.Thread(target=self._probe, name="kvstrata-valkey-probe", daemon=True)
         self._prober.start()
@@ -52,6 +57,14 @@ class Servers:
     def nodes(self) -> list[Node]:
         """All there are, those that leave too, until the grace period is over."""
         return list(self._nodes.values())
+
+    @property
+    def members(self) -> list[str]:
+        """The names of those that keep blocks now."""
+        placement = self.placement
+        if isinstance(placement, Ring):
+            return [member.name for member in placement.members]
+        return [node.name for node in self.nodes]
 
     def node(self, name: str) -> Node:
         """A node by name. Raises ServerAvoidedError for one that has left."""
@@ -109,6 +122,26 @@ class Servers:
         _log.warning("valkey servers are now %s", ", ".join(member.name for member in ring.members))
         return True
 
+    def ask_for_slots(self) -> bool:
+        """Have a cluster say where its slots are; False if nobody does."""
+        for node in self.nodes:
+            try:
+                [reply] = node.execute([("CLUSTER", "SLOTS")], max(self.settings.timeout, _PROBE_SECONDS))
+            except ServerError:
+                continue
+            slots = parse_slots(reply, node.server)
+            if slots is None:
+                continue
+            with self._lock:
+                nodes = dict(self._nodes)
+                for each in slots.ranges:
+                    if each.primary.name not in nodes:
+                        nodes[each.primary.name] = self._node(each.primary)
+                self._nodes = nodes
+                self.placement = slots
+            return True
+        return False
+
     def close(self) -> None:
         """Hang up everywhere; harmless the second time."""
         self._stop.set()
@@ -131,6 +164,9 @@ class Servers:
             for node in self.nodes:
                 if node.state == "half-open" and not self._stop.is_set():
                     self._try(node)
+            if self.settings.cluster and time.monotonic() >= self._slots_due:
+                self._slots_due = time.monotonic() + _SLOTS_EVERY
+                self.ask_for_slots()
             if self._before and self._before[-1][0] <= time.monotonic():
                 self._forget()
 

@@ -165,12 +165,12 @@ class Values:
 
     def _verified(self, raw: bytearray, each: Wanted) -> Loaded:
         """What was loaded is what was wanted, or why it is not."""
-        header = decode_header(raw)
+        header = decode_header(memoryview(raw))
         if not isinstance(header, RecordHeader):
             return Loaded(header)
         wrong = check_identity(
             header, self._context.fingerprint, each.identity, len(each.into)
-        ) or check_payload(header, raw, each.into, self._settings.signing_key)
+        ) or check_payload(header, memoryview(raw), each.into, self._settings.signing_key)
         if wrong is not None:
             return Loaded(wrong)
         deadline = header.lifetime.deadline(self._clocks)
