@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leased import MemoryLeases, SharedTier
 from metric_text import scrape
 from promtool import promtool
 from served import toy_server
-
-from kvstrata.tiers.ram import RamTier
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
@@ -24,8 +23,8 @@ SUFFIXES = ("_bucket", "_count", "_sum")
 
 @pytest.fixture(scope="module")
 def told() -> set[str]:
-    """Names of all samples of a server with a tier."""
-    with toy_server(tiers=lambda context, clock: [RamTier(context, 1 << 20, clock=clock)]) as server:
+    """Names of all samples of a server with a tier that others share."""
+    with toy_server(tiers=lambda context, clock: [SharedTier(context, clock, MemoryLeases(clock))]) as server:
         server.post(prompt="abc", max_tokens=1)
         names = {name for name, _ in scrape(server)}
     return {name if name.startswith("process_") else f"kvstrata:{name}" for name in names}

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from kvstrata.errors import ConfigError, KVStrataError
@@ -49,10 +49,16 @@ class EngineProcess:
         self.send(request)
         return self.receive()
 
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
+        self._process.wait()
+
     def stop(self) -> None:
         """End the process."""
         if self._process.stdin is not None:
-            self._process.stdin.close()  # the worker's loop ends with its input
+            with suppress(BrokenPipeError):  # it has ended already
+                self._process.stdin.close()  # the worker's loop ends with its input
         try:
             self._process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
