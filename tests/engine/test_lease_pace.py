@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from cluster import TOKEN_SECONDS, Prefill
 
 from kvstrata.engine.lease_pace import LeasePace
 
 
+@dataclass
 class Desk:
-    round_trip = 0.001
+    round_trip: float
 
 
-def pace_of(token_budget: int = 512, block_size: int = 16) -> LeasePace:
-    return LeasePace(Desk(), Prefill(), block_size, token_budget)  # type: ignore[arg-type]
+def pace_of(round_trip: float = 0.001) -> LeasePace:
+    return LeasePace(Desk(round_trip), Prefill(), 16, 512)  # type: ignore[arg-type]
 
 
 def test_a_lease_outlasts_two_steps_however_slow_they_are() -> None:
@@ -39,7 +42,6 @@ def test_short_prompts_and_slow_places_are_not_worth_a_lease() -> None:
     pace = pace_of()
     assert pace.worth(1, 0.0)
     assert not pace.worth(100, pace.block_seconds)
-    Slow = type("Slow", (), {"round_trip": 1.0})
-    slow = LeasePace(Slow(), Prefill(), 16, 512)  # type: ignore[arg-type]
+    slow = pace_of(1.0)
     assert not slow.worth(100, 0.0)
     assert slow.worth(200, 0.0)
