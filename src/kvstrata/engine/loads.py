@@ -129,7 +129,8 @@ class Loads:
             groups = range(len(self._windows))
             addresses = [Address(key, group) for group in groups for key in keys]
             segments = [sequence.chain.segment(block) for block in range(first, end)] * len(groups)
-            asked = sequence.asked = Asked(first, now, self._stack.lookup(addresses, segments))
+            worth = self._worth((end - first) * self._cache.block_size)
+            asked = sequence.asked = Asked(first, now, self._stack.lookup(addresses, segments, worth))
             asked.lookup.wait(self._patience - time.monotonic())
         if not asked.lookup.done:
             self._asked += 1
@@ -251,6 +252,11 @@ class Loads:
         assert self._stack.leases is not None
         speed = self._stack.speeds()[self._stack.leases.tier]
         return 0.0 if speed is None else sum(self._stack.context.payload_bytes) / speed.bandwidth
+
+    def _worth(self, tokens: int) -> float:
+        """Seconds that computing tokens takes, as far as that may keep a look-up from being made."""
+        each = self.prefill.seconds_per_token
+        return float("inf") if self._mode != "auto" or each is None else tokens * each
 
     def _present(self, first: int, asked: Asked) -> Present:
         places = asked.lookup.places()

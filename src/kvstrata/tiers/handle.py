@@ -14,6 +14,8 @@ from kvstrata.tiers.worker import Worker, failed
 
 T = TypeVar("T")
 
+_KEEP = 0.7  # weight of what was known of look-ups at each new one
+_TRY_ANYWAY = 32
 _SLOWEST = 10e6  # bytes a second: what is slower is not worth waiting for
 
 
@@ -36,6 +38,8 @@ class TierHandle:
         self.breaker = Breaker(clock)
         self.loads = Meter()
         self.stores = Meter()
+        self._asking = 0.0  # seconds that a look-up took of late
+        self._passed_over = 0
         self._timeout = timeout
         self._clock = clock
         self._woken = woken
@@ -47,9 +51,21 @@ class TierHandle:
         """Ask which blocks are there."""
         if not self.breaker.allows(moves_bytes=False):
             return failed(TierUnavailableError(self.name))
+        begin = self._clock()
         future = self._caller.submit(self.tier.lookup, addresses, segments)
         self._watch(future, 0)
+        future.add_done_callback(lambda _: self._note_look_up(self._clock() - begin))
         return future
+
+    def worth_asking(self, seconds: float) -> bool:
+        """Whether a look-up is likely to take no longer; now and then one that is not is tried anyway."""
+        if self._asking <= seconds:
+            return True
+        self._passed_over += 1
+        return self._passed_over % _TRY_ANYWAY == 0
+
+    def _note_look_up(self, seconds: float) -> None:
+        self._asking = _KEEP * self._asking + (1 - _KEEP) * seconds
 
     def load(self, wanted: Sequence[Identity], into: Sequence[memoryview]) -> Future[list[Loaded]]:
         """Read blocks; see `Tier.load`."""

@@ -17,6 +17,7 @@ from kvstrata.tiers.handle import TierHandle
 from kvstrata.tiers.lease_desk import LeaseDesk
 from kvstrata.tiers.meter import Speed
 from kvstrata.tiers.tier import Address, Identity, Loaded, StoreContext, Tier, TierUsage
+from kvstrata.tiers.worker import completed
 from kvstrata.tiers.write_behind import Offer, Settled, WriteBehind
 
 T = TypeVar("T")
@@ -173,9 +174,19 @@ class TierStack:
         """Whether blocks are on their way to a tier."""
         return self._queue.pending
 
-    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> Lookup:
-        """Ask all tiers which blocks they have; segments: of each address, see `Tier.lookup`."""
-        answers = [handle.lookup(addresses, segments) for handle in self._handles]
+    def lookup(
+        self, addresses: Sequence[Address], segments: Sequence[bytes] = (), worth: float = math.inf
+    ) -> Lookup:
+        """Ask the tiers which blocks they have; segments: of each address, see `Tier.lookup`.
+
+        worth: seconds that the blocks save at most; a tier whose look-ups take longer is passed over.
+        """
+        answers = [
+            handle.lookup(addresses, segments)
+            if handle.worth_asking(worth)
+            else completed([False] * len(addresses))
+            for handle in self._handles
+        ]
         return Lookup(addresses, answers, self._clock() + self._timeout, self._clock)
 
     def load(self, tier: int, wanted: Sequence[Identity], into: Sequence[memoryview]) -> Load:
