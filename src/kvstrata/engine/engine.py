@@ -103,9 +103,8 @@ class Engine:
             cache,
             EarlyRefresh(refresh_beta, seed=draws, clock=cache.clock),
             scratch,
-            self._seconds_per_token,
-            stack=tiers,
-            offload=None if self.tiering is None else self.tiering.offload,
+            self.telemetry,
+            self.tiering,
         )
         self.pins = Pins(cache, tiers, cache.clock)
         self.scheduler = Scheduler(
@@ -276,13 +275,6 @@ class Engine:
         """
         more = self.tiering is not None and self.tiering.tend()
         return self.refreshing.tend() or more
-
-    def _seconds_per_token(self) -> float | None:
-        """Of prefill, as far as it is known."""
-        if self.tiering is not None:
-            return self.tiering.loads.prefill.seconds_per_token
-        tokens = self.telemetry.prefill_tokens
-        return self.telemetry.prefill_seconds / tokens if tokens else None
 
     @property
     def settling(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +16,12 @@ from functools import partial
 from kvstrata.cache.keys import KeyChain
 from kvstrata.cache.manager import KVCache
 from kvstrata.engine.leading import outcome_of
-from kvstrata.engine.offload import Offload
 from kvstrata.engine.request import Sequence
 from kvstrata.engine.scratch import Scratch
+from kvstrata.engine.telemetry import Telemetry
+from kvstrata.engine.tiering import Tiering
 from kvstrata.tiers.lease import Claim, Lease, new_owner
 from kvstrata.tiers.refresh import EarlyRefresh
-from kvstrata.tiers.stack import TierStack
 from kvstrata.tiers.tier import Address
 
 _AT_ONCE = 64  # tokens computed again before it is looked whether somebody wants something
@@ -52,25 +51,23 @@ class _Found:
 
 
 class Refreshing:
-    """Refreshes for one engine. seconds_per_token: of prefill, None while not known. Engine's thread only."""
+    """Refreshes for one engine. tiering: what is below its pool, if anything. For the engine's thread."""
 
     def __init__(
         self,
         cache: KVCache,
         early: EarlyRefresh,
         scratch: Scratch,
-        seconds_per_token: Callable[[], float | None],
-        *,
-        stack: TierStack | None,
-        offload: Offload | None,
+        telemetry: Telemetry,
+        tiering: Tiering | None,
     ) -> None:
         self.counts = RefreshCounts()
         self._cache = cache
         self._early = early
         self._scratch = scratch
-        self._seconds_per_token = seconds_per_token
-        self._stack = stack
-        self._offload = offload
+        self._telemetry = telemetry
+        self._tiering = tiering
+        self._stack = None if tiering is None else tiering.stack
         self._owner = new_owner()
         self._claims: list[tuple[Future[list[Claim]], _Found]] = []
         self._gone: deque[_Found] = deque(maxlen=_MOST_WAITING)
@@ -111,6 +108,13 @@ class Refreshing:
         self._gone.popleft()
         return bool(self._gone)
 
+    def _seconds_per_token(self) -> float | None:
+        """Of prefill, as far as it is known."""
+        if self._tiering is not None:
+            return self._tiering.loads.prefill.seconds_per_token
+        tokens = self._telemetry.prefill_tokens
+        return self._telemetry.prefill_seconds / tokens if tokens else None
+
     def _refresh(self, sequence: Sequence, blocks: int, ttl: float | None) -> None:
         """Serve a prefix longer, by the terms of the request that found it."""
         now = self._cache.clock()
@@ -150,8 +154,8 @@ class Refreshing:
         self._renew(found, above)
 
     def _renew(self, found: _Found, above: int | None) -> None:
-        assert self._offload is not None
-        self._offload.renew(found.addresses, above, partial(self._lost, found))
+        assert self._tiering is not None
+        self._tiering.offload.renew(found.addresses, above, partial(self._lost, found))
 
     def _lost(self, found: _Found) -> None:
         if found not in self._gone:
