@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from leased import MemoryLeases, SharedTier
@@ -67,6 +67,20 @@ class Cluster:
 
     def ask(self, engine: int, name: str, prompt: list[int], options: RequestOptions | None = None) -> None:
         self.toys[engine].engine.add_request(name, prompt, ONE, options=options)
+
+    def lead(self, engine: int) -> None:
+        """Step one engine until it has computed something."""
+        self._until(lambda: self.step(engine) > 0)
+
+    def follow(self, engine: int) -> None:
+        """Step one engine until it has seen that another leads."""
+        self._until(lambda: self.step(engine) >= 0 and self.counts(engine).waits > 0)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if done():
+                return
+        raise AssertionError("it never came to that")
 
     def step(self, engine: int) -> int:
         """Step one engine, while others wait; tokens that it computed."""

@@ -25,9 +25,9 @@ def started(size: int = 3) -> Cluster:
     cluster = Cluster(size)
     for n in range(size):
         cluster.ask(n, f"r{n}", [*PREFIX, 1 + n])
-    cluster.step(0)
+    cluster.lead(0)
     for n in range(1, size):
-        cluster.step(n)
+        cluster.follow(n)
     assert [cluster.counts(n).wins for n in range(size)] == [1] + [0] * (size - 1)
     return cluster
 

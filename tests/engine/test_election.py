@@ -113,7 +113,7 @@ def test_a_leader_that_is_slower_than_its_follower_is_not_waited_for_for_ever() 
     cluster = Cluster(2)
     for n in range(2):
         cluster.ask(n, f"r{n}", [*PREFIX, 1 + n])
-    cluster.step(0)
+    cluster.lead(0)
     begun = cluster.clock.now
     for _ in range(5000):
         cluster.step(1)
