@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from faulty_tier import FaultyTier
 
 from kvstrata.tiers.lease import Claim, Lease
-from kvstrata.tiers.tier import ServerUsage, StoreContext, TierUsage
+from kvstrata.tiers.tier import StoreContext
 
 
 @dataclass
@@ -84,11 +83,6 @@ class SharedTier(FaultyTier):
     ) -> None:
         super().__init__(context, clock, 16 << 20)
         self.leases = leases
-
-    def usage(self) -> TierUsage:
-        """As of a tier of one server, which failed once."""
-        server = ServerUsage("place:1", "closed", 0, 1, 0.0, 0, 0.0, 0, 0.0, 0, 0, Counter(down=1))
-        return replace(super().usage(), servers=(server,))
 
     def close(self) -> None:
         """Others go on with it."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from metric_text import scrape
 from promtool import promtool
 from served import toy_server
 
+from kvstrata.tiers.tier import ServerUsage, TierUsage
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
 DASHBOARD = REPOSITORY / "deploy" / "grafana" / "kvstrata.json"
@@ -21,10 +25,18 @@ NAME = re.compile(r"\b(?:kvstrata:|process_)[a-z0-9_]+\b")
 SUFFIXES = ("_bucket", "_count", "_sum")
 
 
+class OfServers(SharedTier):
+    """A tier with leases that says that it is on a server."""
+
+    def usage(self) -> TierUsage:
+        server = ServerUsage("cache-1:6379", "closed", 0, 0, 0.0, 0, 0.0, 0, 0.0, 0, 0, Counter())
+        return replace(super().usage(), servers=(server,))
+
+
 @pytest.fixture(scope="module")
 def told() -> set[str]:
-    """Names of all samples of a server with a tier that others share."""
-    with toy_server(tiers=lambda context, clock: [SharedTier(context, clock, MemoryLeases(clock))]) as server:
+    """Names of all samples of a server with a tier."""
+    with toy_server(tiers=lambda context, clock: [OfServers(context, clock, MemoryLeases(clock))]) as server:
         server.post(prompt="abc", max_tokens=1)
         names = {name for name, _ in scrape(server)}
     return {name if name.startswith("process_") else f"kvstrata:{name}" for name in names}
