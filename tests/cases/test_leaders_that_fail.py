@@ -103,6 +103,20 @@ def test_the_place_of_the_leases_fails() -> None:
         assert cluster.results[f"r{n}"].outputs[0].token_ids == alone([*PREFIX, 1 + n])
 
 
+def test_a_claim_gets_lost_on_its_way() -> None:
+    cluster = started()
+    cluster.leases.failing = True
+    for n in (1, 2):
+        cluster.clock.now += 0.1
+        cluster.step(n)
+    cluster.leases.failing = False
+    cluster.run()
+    assert sum(cluster.counts(n).unavailable for n in (1, 2)) >= 2
+    assert cluster.computed == len(PREFIX) + 3
+    for n in range(3):
+        assert cluster.results[f"r{n}"].outputs[0].token_ids == alone([*PREFIX, 1 + n])
+
+
 def test_other_keys_are_unaffected() -> None:
     cluster = started()
     cluster.ask(1, "other", [*OTHER, 5])

@@ -28,10 +28,14 @@ Verdict = Literal["go", "wait", "again", "load"]
 
 @dataclass
 class _Meeting:
-    """A sequence that waits for a claim or for a leader. base: blocks that were there when it came."""
+    """A sequence that waits for a claim or for a leader.
+
+    base: blocks that were there when it came; seen: the most that were there since.
+    """
 
     since: float
     base: int
+    seen: int
     patience: float
     lease: Lease
     position: int
@@ -84,29 +88,31 @@ class Following:
             return "go"
         meeting = self._meetings.get(sequence)
         if plan.available >= end or plan.end < plan.available:  # all there, or quicker computed than loaded
-            self.part(sequence, plan.available, whole=True)
+            self.part(sequence, plan.available, whole=plan.available >= end)
             return "go"
         if meeting is None:
             if not self._pace.worth(end - plan.available, load_seconds):
                 return "go"
             self._meetings[sequence] = self._meet(sequence, plan.available, end)
             return "again"
+        meeting.seen = max(meeting.seen, plan.available)
         if meeting.claim is not None and (verdict := self._claimed(sequence, meeting, plan, end)) is not None:
             return verdict
         now = self._clock()
-        behind = now - meeting.since - (plan.available - meeting.base) * self._pace.block_seconds
+        behind = now - meeting.since - (meeting.seen - meeting.base) * self._pace.block_seconds
         if behind > meeting.patience:
             self._counts.timeouts += 1
             self.part(sequence, plan.available)
             return "go"
         if now >= meeting.next_look:
-            self._ask(meeting, sequence, plan.available, end)
+            self._ask(meeting, sequence, meeting.seen, end)
             return "again"
         return "load" if plan.end - plan.first >= SEGMENT_BLOCKS else "wait"
 
     def _meet(self, sequence: Sequence, available: int, end: int) -> _Meeting:
         lease = lease_of(sequence.chain, available, end, self._owner)
-        meeting = _Meeting(self._clock(), available, self._pace.patience(end - available), lease, available)
+        patience = self._pace.patience(end - available)
+        meeting = _Meeting(self._clock(), available, available, patience, lease, available)
         self._ask(meeting, sequence, available, end)
         return meeting
 
@@ -127,8 +133,12 @@ class Following:
         outcome = outcome_of(meeting.claim) if meeting.claim.done() else None
         if outcome is None:
             self._counts.unavailable += 1
-            self.part(sequence, plan.available)
-            return "go"
+            if not meeting.followed:
+                self.part(sequence, plan.available)
+                return "go"
+            self._give_back_when_won(meeting)
+            meeting.claim = None
+            return None  # there is a leader; whether it still is, the next claim may tell
         meeting.claim = None
         [claim] = outcome
         if claim.held_by_another(meeting.lease.name, self._owner) or not claim.won:
@@ -137,6 +147,9 @@ class Following:
             if not meeting.followed:
                 meeting.followed = True
                 self._counts.waits += 1
+            return None
+        if plan.available < meeting.seen:  # not all servers have answered that look-up
+            self._desk.release([meeting.lease])
             return None
         if plan.available != meeting.position:  # it has appeared since: what is missing begins elsewhere
             self._desk.release([meeting.lease])
