@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from stored import CONTEXT, HIT, blocks, drops, misses
@@ -14,6 +16,7 @@ from kvstrata.errors import ConfigError
 from kvstrata.tiers.open import open_tier
 
 PASSWORD = "right-and-long"
+ACL = Path(__file__).resolve().parents[2] / "deploy" / "valkey" / "users.acl"
 
 
 @pytest.fixture
@@ -27,6 +30,13 @@ def refusal(url: str) -> str:
         open_tier(url, CONTEXT)
     assert "\n" not in str(refused.value)
     return str(refused.value)
+
+
+def documented_user() -> list[str]:
+    """The words of the user that the operations guide recommends."""
+    [line] = [line for line in ACL.read_text().splitlines() if line.startswith("user kvstrata ")]
+    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
+    return line.replace("REPLACE_WITH_SHA256_OF_THE_PASSWORD", digest).split()[1:]
 
 
 def test_a_host_that_cannot_be_reached_is_named():
@@ -62,13 +72,20 @@ def test_a_user_of_the_acl_is_let_in_and_one_who_may_not_write_is_told(
 ):
     monkeypatch.setenv("STORE_PASSWORD", PASSWORD)
     for server in valkeys:
-        server.call("ACL", "SETUSER", "kv", "on", f">{PASSWORD}", "~kvstrata:*", "+@all")
+        server.call("ACL", "SETUSER", *documented_user())
         server.call(
             "ACL", "SETUSER", "reader", "on", f">{PASSWORD}", "~kvstrata:*", "+@read", "+@connection", "+info"
         )
     options = {"password": "env:STORE_PASSWORD"}
-    tier = open_tier(url_of(valkeys, user="kv", **options), CONTEXT)
+    tier = open_tier(url_of(valkeys, user="kvstrata", replicas=2, **options), CONTEXT)
     assert drops(tier, blocks(4)) == [None] * 4
+    assert misses(tier, blocks(4)) == [HIT] * 4
+    tier.touch([blocks(1)[0].identity.address], [blocks(1)[0].identity.segment])
+    until(lambda: tier.usage().records >= 8)
+    assert all(found(tier, blocks(4)))
+    tier.clear()
+    assert not any(found(tier, blocks(4)))
+    assert not any(server.errors for server in tier.usage().servers)
     tier.close()
     assert "does not allow SET" in refusal(url_of(valkeys, user="reader", **options))
 

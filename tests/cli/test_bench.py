@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from valkey_servers import ValkeyServer, keys, url_of
 
 from kvstrata.cli.app import main
 from kvstrata.kernels import backend
@@ -163,3 +164,23 @@ def test_tiers_has_the_promised_ratios_and_answers_that_agree(tmp_path: Path) ->
     }
     assert result["identical"] is True
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ring_has_what_moves_and_how_even_it_is() -> None:
+    result = figures("ring", "--keys", "20000")
+    assert 0.21 <= result["moved_share"] <= 0.29
+    assert result["moved_elsewhere"] == 0
+    assert result["restored"] is True
+    assert 1.0 <= result["balance"] <= 1.2
+    assert 2.8 <= result["three_hold"] <= 3.0
+
+
+def test_a_valkey_tier_has_its_shares_of_loopback(valkeys: list[ValkeyServer]) -> None:
+    from kvstrata.cli.bench.tier_moves import Blocks, valkey_ratios
+    from kvstrata.tiers.tier import StoreContext
+
+    blocks = Blocks(StoreContext(b"b" * 32, 16, (64 << 10,)), 100 * (64 << 10))
+    result = valkey_ratios(url_of(valkeys), blocks, 2)
+    assert result["identical"] is True
+    assert all(result[f"valkey_{kind}_vs_loopback"] > 0 for kind in ("store", "load"))
+    assert sum(keys(server) for server in valkeys) == 0, "it leaves nothing behind"

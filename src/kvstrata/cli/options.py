@@ -40,7 +40,11 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
     "ttl": (float | None, "Seconds that cached blocks live; by default for ever."),
     "prefix_caching": (bool, "Find the blocks of earlier requests again."),
     "threads": (int | None, "CPU threads; by default all cores."),
-    "tiers": (list[str], "A place below the pool, such as ram://?size=4GiB; several times, nearest first."),
+    "tiers": (
+        list[str],
+        "A place below the pool: ram://?size=4GiB, disk:///PATH?size=64GiB, valkey://HOST:PORT,HOST:PORT; "
+        "several times, nearest first.",
+    ),
     "load_mode": (str, f"Whether blocks found in a tier are loaded: {', '.join(LOAD_MODES)}."),
     "refresh_beta": (float, "How early cached blocks that expire are refreshed when found; 0: not at all."),
     "ttl_jitter": (float, "Share by which times to live are shortened at random."),

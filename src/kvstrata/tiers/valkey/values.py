@@ -22,6 +22,7 @@ from kvstrata.tiers.record import (
 )
 from kvstrata.tiers.refresh import prolongs
 from kvstrata.tiers.tier import DropReason, Identity, Loaded, MissReason, Record, StoreContext
+from kvstrata.tiers.valkey.connection import Connection
 from kvstrata.tiers.valkey.errors import ReplyError
 from kvstrata.tiers.valkey.node import Node
 from kvstrata.tiers.valkey.resp import Argument, Command, Reply
@@ -29,6 +30,7 @@ from kvstrata.tiers.valkey.settings import ValkeySettings
 
 LEAST_RATE = 20e6  # bytes a second: what is slower is not waited for
 _NOT_THERE, _FOR_EVER = -2, -1  # replies to PTTL
+_SENT_AT_ONCE = 1 << 20  # bytes
 _ASKED_AT_ONCE = 256  # values whose names are sent before the first is read
 
 
@@ -113,13 +115,7 @@ class Values:
                     fresh.append(each)
                 else:
                     done(each.number, "too_big")
-            commands = [(each, self._set(each)) for each in fresh]
-            sent = [(each, command) for each, command in commands if command is not None]
-            for each, command in commands:
-                if command is None:  # it has expired on its way
-                    done(each.number, None)
-            connection.send([command for _, command in sent])
-            for each, _ in sent:
+            for each in self._send(connection, fresh, done):
                 answer = connection.reply()
                 if not isinstance(answer, ReplyError):
                     nbytes += len(each.record.payload)
@@ -127,6 +123,31 @@ class Values:
         with node.lock:
             node.figures.stored_bytes += nbytes
             node.figures.store_seconds += time.monotonic() - begin
+
+    def _send(
+        self,
+        connection: Connection,
+        fresh: Sequence[Outgoing],
+        done: Callable[[int, DropReason | None], None],
+    ) -> list[Outgoing]:
+        """Send values, some at a time: checksums of the next are computed while the server reads these."""
+        sent: list[Outgoing] = []
+        commands: list[Command] = []
+        waiting = 0
+        for each in fresh:
+            command = self._set(each)
+            if command is None:  # it has expired on its way
+                done(each.number, None)
+                continue
+            sent.append(each)
+            commands.append(command)
+            waiting += len(each.record.payload)
+            if waiting >= _SENT_AT_ONCE:
+                connection.send(commands)
+                commands, waiting = [], 0
+        if commands:
+            connection.send(commands)
+        return sent
 
     def due(self, nbytes: int) -> float:
         """When moving so many bytes is given up, by the monotonic clock."""
