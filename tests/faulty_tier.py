@@ -67,6 +67,10 @@ class FaultyTier:
     def clear(self) -> None:
         self._ram.clear()
 
+    def probe(self) -> list[tuple[int, float]]:
+        self._meet()
+        return self._ram.probe()
+
     def usage(self) -> TierUsage:
         return self._ram.usage()
 

@@ -155,3 +155,15 @@ def test_closing_a_worker_that_hangs_returns_in_time() -> None:
     worker.submit(gate.wait)
     assert not worker.close(0.05)
     gate.set()
+
+
+def test_tiers_are_known_by_some_reads_before_the_first_load() -> None:
+    both, tiers, _ = stack()
+    tiers[1].raising = True
+    both.probe(10.0)
+    first, second = both.speeds()
+    assert first is not None
+    assert first.bandwidth > 0
+    assert second is None, "one that cannot read is judged by its first load"
+    assert [stats.usage.loads for stats in both.stats()] == [0, 0]
+    both.close()

@@ -81,7 +81,7 @@ class RankedPolicy:
         self._meta: dict[bytes, Meta] = {}
         self._scores: dict[bytes, float] = {}
         self._children: dict[bytes, int] = {}
-        self._heap: list[tuple[Rank, int, bytes]] = []
+        self._heap: list[tuple[Rank, int, bytes, float]] = []  # the last is the score of the rank
         self._offered: dict[bytes, int] = {}
         self._aside: set[bytes] = set()
         self._deadlines: list[tuple[float, int, bytes]] = []
@@ -95,13 +95,16 @@ class RankedPolicy:
 
     def insert(self, key: bytes, meta: Meta, now: float) -> None:
         """Add an entry, last used `now`, or give the one of that key a new meta."""
-        score = max(now, self._scores.get(key, now))
-        self.remove(key)
+        score = now
+        if key in self._meta:
+            score = max(now, self._scores[key])
+            self.remove(key)
         self._meta[key] = meta
         self._scores[key] = score
         if self._chained:
             self._children[meta.parent] = self._children.get(meta.parent, 0) + 1
-        self._offer(key)
+        if key not in self._children:
+            self._offer(key)
         if meta.deadline < math.inf:
             self._await_deadline(key)
 
@@ -125,7 +128,9 @@ class RankedPolicy:
         self._aside.discard(key)
         if self._chained:
             self._orphan(meta.parent)
-        self._compact()
+        limit = 2 * len(self._meta) + 64
+        if len(self._heap) > limit or len(self._deadlines) > limit:
+            self._compact(limit)
 
     def victims(self, n: int, pinned: Container[bytes], now: float) -> list[bytes]:
         """Up to `n` entries, first to go first, the expired ones before all; they leave the policy."""
@@ -159,14 +164,12 @@ class RankedPolicy:
         self._deadlines.clear()
         self._aside.clear()
 
-    def _rank(self, key: bytes) -> Rank:
-        meta = self._meta[key]
-        return (not meta.slipped, meta.dirty, *self._order.rank(meta, self._scores[key]), -meta.depth)
-
     def _offer(self, key: bytes) -> None:
         self._serial += 1
         self._offered[key] = self._serial
-        heapq.heappush(self._heap, (self._rank(key), self._serial, key))
+        meta, score = self._meta[key], self._scores[key]
+        rank = (not meta.slipped, meta.dirty, *self._order.rank(meta, score), -meta.depth)
+        heapq.heappush(self._heap, (rank, self._serial, key, score))
 
     def _await_deadline(self, key: bytes) -> None:
         self._serial += 1
@@ -174,16 +177,16 @@ class RankedPolicy:
 
     def _orphan(self, parent: bytes) -> None:
         """One child of `parent` went: with its last one it may be a victim again."""
-        self._children[parent] -= 1
-        if self._children[parent]:
+        left = self._children.pop(parent) - 1
+        if left:
+            self._children[parent] = left
             return
-        del self._children[parent]
         if parent in self._meta and parent not in self._offered and parent not in self._aside:
             self._offer(parent)
 
     def _pop_first(self, pinned: Container[bytes]) -> bytes | None:
         while self._heap:
-            rank, serial, key = heapq.heappop(self._heap)
+            _, serial, key, score = heapq.heappop(self._heap)
             if self._offered.get(key) != serial:
                 continue
             del self._offered[key]
@@ -191,7 +194,7 @@ class RankedPolicy:
                 continue  # offered again when its last child goes
             if key in pinned:
                 self._aside.add(key)
-            elif rank != self._rank(key):
+            elif score != self._scores[key]:
                 self._offer(key)  # used since it was offered
             else:
                 return key
@@ -205,9 +208,8 @@ class RankedPolicy:
                 due[key] = None
         return list(due)
 
-    def _compact(self) -> None:
+    def _compact(self, limit: int) -> None:
         """Drop outdated items once they are more than half, so that the heaps follow the entries."""
-        limit = 2 * len(self._meta) + 64
         if len(self._heap) > limit:
             self._heap = [item for item in self._heap if self._offered.get(item[2]) == item[1]]
             heapq.heapify(self._heap)

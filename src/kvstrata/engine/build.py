@@ -17,7 +17,6 @@ from kvstrata.cache.sizing import split_blocks
 from kvstrata.config import EngineConfig
 from kvstrata.engine.engine import Engine, StepReport
 from kvstrata.engine.fingerprint import fingerprint
-from kvstrata.engine.memory import auto_pool_bytes, available_bytes, total_bytes
 from kvstrata.errors import ConfigError
 from kvstrata.models.chat import ChatTemplate
 from kvstrata.models.config import DecoderConfig
@@ -28,9 +27,13 @@ from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
 from kvstrata.models.weight_modes import PACKED, resolve
 from kvstrata.models.weights import WeightSource
+from kvstrata.tiers.memory import available_bytes, total_bytes
 from kvstrata.tiers.open import check_tier_url, open_tier
 from kvstrata.tiers.stack import TierStack
 from kvstrata.tiers.tier import StoreContext, Tier
+
+# Of what is free once the weights are in: the rest is for activations, the page cache and other programs.
+_POOL_SHARE = 0.4
 
 
 @dataclass(frozen=True)
@@ -215,3 +218,8 @@ def _pool_size(
     blocks = -(-max_model_len // config.block_size) * config.max_num_seqs
     most_useful = sum(layout.stride_bytes for layout in layouts) * blocks
     return auto_pool_bytes(available_bytes(device), most_useful), max_model_len
+
+
+def auto_pool_bytes(available: int, most_useful: int) -> int:
+    """Pool size where the user gave none: a share of what is free, and never more than requests can use."""
+    return min(int(available * _POOL_SHARE), most_useful)

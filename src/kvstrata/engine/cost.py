@@ -90,7 +90,7 @@ class LoadPlan:
 def plan(present: Present, costs: Costs, mode: LoadMode) -> LoadPlan:
     """How far to load: the end with the least sum of loading to there and computing what is left of it.
 
-    A tier that was never loaded from counts as quick: the first load tells. `always` takes all there is,
+    A tier of which nothing is known yet counts as quick: the first load tells. `always` takes all there is,
     `never` nothing.
     """
     available = present.reach(len(costs.speeds))

@@ -17,6 +17,7 @@ from kvstrata.engine.scratch import Scratch
 from kvstrata.tiers.stack import TierStack, TierStats
 
 _PROBE_TOKENS = 64  # computed at start to know about how long prefill takes
+_PROBE_SECONDS = 1.0  # that a start waits for slow tiers
 _PROBE_EXTRAS = Extras(salt="probe")
 
 
@@ -59,7 +60,8 @@ class Tiering:
         self._closed = False
 
     def calibrate(self) -> None:
-        """Compute some tokens to know how long prefill takes; the second time counts."""
+        """Compute some tokens to know how long prefill takes (the second time counts); have tiers read."""
+        self.stack.probe(_PROBE_SECONDS)
         tokens = min(_PROBE_TOKENS, self._cache.capacity_tokens)
         chain = self._cache.chain([0] * tokens, _PROBE_EXTRAS)
         for _ in range(2):

@@ -17,12 +17,14 @@ import torch
 from kvstrata.cache.layout import ALIGNMENT
 from kvstrata.cache.memory import block_memory
 from kvstrata.errors import ConfigError
+from kvstrata.tiers.memory import available_bytes, total_bytes
 
 Bytes = npt.NDArray[np.uint8]
 
 _POPULATE_WRITE = 23  # of madvise, since Linux 5.14: pages are there as if written to, and keep their bytes
 _PORTION_BYTES = 2 << 20  # other threads' mappings wait for one at most
-_LEFT_FREE = 4  # populating stops where less than this part of the machine's memory is free
+_LEFT_FREE = 4  # populating stops where less than this part of the memory is free
+_CPU = torch.device("cpu")
 
 
 class SlotArena:
@@ -77,7 +79,9 @@ class SlotArena:
         """
         each = max(1, _PORTION_BYTES // sum(self._strides))
         for first in range(0, self.slots, each):
-            if os.sysconf("SC_AVPHYS_PAGES") * _LEFT_FREE < os.sysconf("SC_PHYS_PAGES"):
+            # the page cache is not free here
+            unused = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if min(unused, available_bytes(_CPU)) * _LEFT_FREE < total_bytes(_CPU):
                 return
             for part, stride in zip(self._parts, self._strides, strict=True):
                 if not _populate(part[first * stride : (first + each) * stride]):

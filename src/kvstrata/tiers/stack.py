@@ -246,6 +246,16 @@ class TierStack:
             posted.append((handle.name, handle.post(_done, handle.tier.clear)))
         return [name for name, future in posted if not _within(future, timeout)]
 
+    def probe(self, timeout: float) -> None:
+        """Have each tier make some reads, so that it is known how quick they are before the first load.
+
+        One that has not done so within so many seconds is judged by its first load.
+        """
+        end = time.monotonic() + timeout
+        for handle, posted in [(handle, handle.post(handle.tier.probe)) for handle in self._handles]:
+            for nbytes, seconds in _within(posted, end - time.monotonic()) or []:
+                handle.loads.add(nbytes, seconds)
+
     def speeds(self) -> list[Speed | None]:
         """How quick loads of each tier were."""
         return [handle.loads.speed for handle in self._handles]

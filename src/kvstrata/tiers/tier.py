@@ -194,6 +194,12 @@ class Tier(Protocol):
     def clear(self) -> None:
         """Remove all blocks of the context's fingerprint."""
 
+    def probe(self) -> list[tuple[int, float]]:
+        """Bytes and seconds of some reads such as loads make, to know at opening about how quick they are.
+
+        Changes nothing, and counts as no use. Empty where there is nothing to tell it by.
+        """
+
     def usage(self) -> TierUsage:
         """Figures at this moment."""
 

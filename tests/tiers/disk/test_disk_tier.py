@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from faulty_files import FaultyFiles, files_of
+from faulty_files import FaultyFiles, files_of, no_room
 from stored import (
     CONTEXT,
     FINGERPRINT,
@@ -363,3 +363,28 @@ def test_a_reader_sees_what_the_writer_adds_and_removes(open_tier: Open):
     refresh(reader._store)
     assert misses(reader, blocks(2, chain=2)) == [HIT] * 2
     assert misses(reader, blocks(2, chain=1)) == ["absent"] * 2
+
+
+def test_an_empty_store_tells_nothing_of_its_speed(open_tier: Open):
+    assert open_tier().probe() == []
+
+
+def test_the_records_there_tell_how_quick_the_disk_is(open_tier: Open):
+    tier = open_tier()
+    drops(tier, blocks(5))
+    tier.close()
+    tier = open_tier()
+    before = tier.usage()
+    sizes = [nbytes for nbytes, seconds in tier.probe() if seconds > 0]
+    assert sizes == [PAYLOAD, 5 * PAYLOAD]
+    assert tier.usage() == before
+    tier.check_integrity()
+
+
+def test_a_disk_that_cannot_be_read_tells_nothing(open_tier: Open):
+    files = FaultyFiles()
+    tier = open_tier(files=files)
+    drops(tier, blocks(5))
+    files.before_read = no_room
+    assert tier.probe() == []
+    tier.check_integrity()

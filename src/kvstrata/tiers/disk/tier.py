@@ -13,6 +13,7 @@ from kvstrata.tiers.disk.index import Entry
 from kvstrata.tiers.disk.integrity import check_integrity
 from kvstrata.tiers.disk.opening import check_size, open_files
 from kvstrata.tiers.disk.options import DiskOptions
+from kvstrata.tiers.disk.probing import time_reads
 from kvstrata.tiers.disk.reading import Reader
 from kvstrata.tiers.disk.store import DiskStore
 from kvstrata.tiers.disk.upkeep import Upkeep
@@ -132,6 +133,18 @@ class DiskTier:
             if not store.closed and not store.options.read_only:
                 store.writing.clear()
                 store.drop(store.index.entries(), "deleted")
+
+    def probe(self) -> list[tuple[int, float]]:
+        store = self._store
+        if not store.enter("load"):
+            return []
+        try:
+            return time_reads(store)
+        except OSError as error:
+            store.reads.failed(error)
+            return []
+        finally:
+            store.leave("load")
 
     def usage(self) -> TierUsage:
         return self._store.usage()

@@ -1,4 +1,4 @@
-"""How much memory the KV pool may take on this machine, cgroup limits included."""
+"""How much memory there is on this machine for a pool or an arena, cgroup limits included."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ _GROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
-# Of what is free once the weights are in: the rest is for activations, the page cache and other programs.
-_SHARE = 0.4
 
 
 def available_bytes(device: torch.device) -> int:
@@ -36,11 +34,6 @@ def total_bytes(device: torch.device) -> int:
     limits = [_meminfo("MemTotal")]
     limits += [n for limit, _, _ in _GROUP_FILES if (n := _number(_CGROUP / limit)) is not None]
     return min(limits)
-
-
-def auto_pool_bytes(available: int, most_useful: int) -> int:
-    """Pool size where the user gave none: a share of what is free, and never more than requests can use."""
-    return min(int(available * _SHARE), most_useful)
 
 
 def _meminfo(field: str) -> int:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvstrata.engine import memory
+from kvstrata.engine.build import auto_pool_bytes
+from kvstrata.tiers import memory
 
 CPU = torch.device("cpu")
 
@@ -36,8 +37,8 @@ def test_a_cgroup_over_its_limit_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
 
 def test_no_more_than_is_useful() -> None:
-    assert memory.auto_pool_bytes(1 << 30, 1 << 20) == 1 << 20
-    assert memory.auto_pool_bytes(1 << 30, 1 << 40) < 1 << 30
+    assert auto_pool_bytes(1 << 30, 1 << 20) == 1 << 20
+    assert auto_pool_bytes(1 << 30, 1 << 40) < 1 << 30
 
 
 def test_file_pages_that_can_go_are_no_use_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
