@@ -153,6 +153,10 @@ class ValkeyTier:
             except ServerError:
                 pass  # noted by the node: what it still has is verified when it is loaded
 
+    def probe(self) -> list[tuple[int, float]]:
+        """Nothing: a new process knows of no value there. The first load tells."""
+        return []
+
     def usage(self) -> TierUsage:
         with self._lock:
             totals = self._totals
