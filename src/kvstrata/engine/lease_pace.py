@@ -6,7 +6,7 @@ from kvstrata.engine.cost import PrefillMeter
 from kvstrata.tiers.lease_desk import LeaseDesk
 
 _ROUND_TRIPS = 20.0  # a prompt that is computed in less than so many of them is not worth a lease
-_MOST_RISK = 1.5  # share of the seconds that computing alone takes, which a follower may lose by waiting
+_MOST_RISK = 1.5  # times what computing alone takes, or a lease lasts, that a follower may lose by waiting
 _LEAST_SECONDS, _MOST_SECONDS = 0.5, 30.0  # of a lease
 _LEAST_INTERVAL, _MOST_INTERVAL = 0.005, 0.1  # seconds between two looks of a follower
 _RENEW_AT = 0.4  # share of a lease's time after which it is renewed
@@ -53,7 +53,7 @@ class LeasePace:
 
         Long enough to see a leader's lease lapse and to take over, where the prompt is worth that.
         """
-        return min(_MOST_RISK * blocks * self.block_seconds, self.lease_seconds) + 2 * self.interval
+        return _MOST_RISK * min(blocks * self.block_seconds, self.lease_seconds) + 2 * self.interval
 
     def worth(self, blocks: int, load_seconds: float) -> bool:
         """Whether computing is dear enough to ask first, and loading a block is cheaper."""
