@@ -197,11 +197,12 @@ class Leading:
             if not future.done():
                 self._claims.append((future, sequence, wanted))
                 continue
-            outcome = outcome_of(future)
+            outcome, lead = outcome_of(future), self._leads.get(sequence)
             if outcome is None:
                 self.counts.unavailable += 1
+                if lead is not None:  # asked for again before the next step
+                    lead.claimed = min(lead.claimed, wanted[0].start)
                 continue
-            lead = self._leads.get(sequence)
             won = [held for held, claim in zip(wanted, outcome, strict=True) if claim.won]
             if lead is None:  # gone meanwhile
                 self._desk.release([held.lease for held in won])
