@@ -106,12 +106,26 @@ def valkey_servers(
             for number in range(count):
                 folder = Path(place) / str(number)
                 folder.mkdir()
-                servers.append(ValkeyServer(folder, config))
-                servers[-1].start()
+                servers.append(_started(folder, config))
             yield servers
         finally:
             for server in servers:
                 server.kill()
+
+
+def _started(folder: Path, config: Mapping[str, object] | None) -> ValkeyServer:
+    """A running server; another process may take a free port before it does, and then it gets another."""
+    for attempt in range(4):
+        server = ValkeyServer(folder, config)
+        try:
+            server.start()
+        except RuntimeError:
+            server.kill()
+            if attempt == 3:
+                raise
+        else:
+            return server
+    raise AssertionError
 
 
 def url_of(servers: list[ValkeyServer], **options: object) -> str:

@@ -69,6 +69,9 @@ def test_the_admin_gives_the_tier_other_servers(valkeys: list[ValkeyServer]):
         told = change(servers=everyone).json()
         assert (told["changed"], set(told["servers"])) == (True, {valkey.name for valkey in valkeys})
         assert change(servers=everyone).json()["changed"] is False
+        with server.client(ADMIN) as client:
+            [tier] = client.get("/v1/cache").json()["tiers"]
+        assert tier["servers"] == {valkey.name: "closed" for valkey in valkeys}
         for wrong in ({"servers": "a b"}, {"servers": f"{everyone},127.0.0.1:1"}, {}, {"servers": ""}):
             answer = change(**wrong)
             assert answer.status_code == 400, answer.text

@@ -157,6 +157,7 @@ def _usage(service: Service, stats: CacheStats, tiers: Named) -> CacheUsage:
                 stored_blocks=each.usage.stores,
                 loaded_blocks=each.usage.loads,
                 evictions=dict(each.usage.evictions),
+                servers={server.name: server.state for server in each.usage.servers},
             )
             for name, each in tiers
         ],

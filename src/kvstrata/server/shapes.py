@@ -144,7 +144,10 @@ class PoolUsage(TypedDict):
 
 
 class TierUsageBody(TypedDict):
-    """What a tier below the pool holds, and has done since the server's start. state: of its breaker."""
+    """What a tier below the pool holds, and has done since the server's start. state: of its breaker.
+
+    servers: of a tier that is on several, by name the state of each one's breaker.
+    """
 
     name: str
     state: str
@@ -154,6 +157,7 @@ class TierUsageBody(TypedDict):
     stored_blocks: int
     loaded_blocks: int
     evictions: dict[str, int]
+    servers: dict[str, str]
 
 
 class PrefixUsage(TypedDict):

@@ -195,10 +195,10 @@ def test_uses_in_the_pool_are_told_to_the_servers(opened: Open, valkeys: list[Va
     tier, records = opened(), blocks(1)
     drops(tier, records)
     [(home, name)] = [(s, n) for s in valkeys for n in s.call("KEYS", "*:{*}:*.*")]  # type: ignore[attr-defined]
-    until(lambda: home.call("OBJECT", "IDLETIME", name) >= 1)  # type: ignore[operator]
+    until(lambda: home.call("OBJECT", "IDLETIME", name) >= 3)  # type: ignore[operator]
     tier.touch([records[0].identity.address], [records[0].identity.segment])
     assert tier.settle(60)
-    assert home.call("OBJECT", "IDLETIME", name) == 0
+    assert home.call("OBJECT", "IDLETIME", name) < 3  # type: ignore[operator]
 
 
 def test_three_servers_hold_nearly_three_times_what_one_holds():
@@ -211,7 +211,7 @@ def test_three_servers_hold_nearly_three_times_what_one_holds():
                 server.call("FLUSHALL")
             tier = open_tier(url_of(some), context)
             payload = payload_of(0, size=64 << 10)
-            for chain in range(24):
+            for chain in range(40):
                 records = [replace(r, payload=payload) for r in blocks(64, chain=chain, context=context)]
                 assert set(drops(tier, records)) == {None}
             held.append(sum(keys(server) for server in some))

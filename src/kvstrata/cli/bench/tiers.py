@@ -92,7 +92,7 @@ def measure(config: EngineConfig, folder: Path, prompt: int, nbytes: int, repeat
 
 def _valkey(
     url: str, config: EngineConfig, nbytes: int, block_bytes: int, repeats: int
-) -> dict[str, float | bool]:
+) -> dict[str, float | int | bool]:
     """Figures of a tier on servers that are there."""
     from kvstrata.cli.bench.tier_moves import Blocks, valkey_ratios  # noqa: PLC0415  (torch is slow)
     from kvstrata.tiers.tier import StoreContext  # noqa: PLC0415
@@ -102,6 +102,7 @@ def _valkey(
     return {
         **{n: v for n, v in figures.items() if n != "identical"},
         "valkey_identical": figures["identical"],
+        "valkey_block_bytes": block_bytes,
     }
 
 

@@ -15,7 +15,7 @@ from kvstrata.tiers.valkey.errors import (
 )
 from kvstrata.tiers.valkey.resp import Command, Reply, ReplyReader, encode
 from kvstrata.tiers.valkey.settings import Credentials, Server
-from kvstrata.tiers.valkey.stream import connect
+from kvstrata.tiers.valkey.stream import TICK, connect
 
 _REFUSALS = frozenset(("WRONGPASS", "NOAUTH", "NOPERM", "DENIED"))
 
@@ -115,7 +115,7 @@ class Connection:
         now = time.monotonic()
         if moved and self._stall:
             self._limit = min(self._deadline, now + self._stall)
-        if now >= self._limit:
+        if now >= self._limit - (0.0 if moved else TICK):  # another tick would end after it
             raise ServerTimeoutError("no answer in time", self._name)
 
     def _receive(self, memory: memoryview, whole: bool) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 from kvstrata.tiers.tier import Address, DropReason, Identity, Loaded, Record, Stored
@@ -191,7 +191,11 @@ class Moves:
         """Do the work of all servers at once; False if one failed, which its node has noted."""
         (first, numbers), *others = by_node.items()
         futures = [threads.submit(_done, work, node, numbers) for node, numbers in others]
-        return all([_done(work, first, numbers), *(future.result() for future in futures)])
+        try:
+            went_well = _done(work, first, numbers)
+        finally:
+            wait(futures)  # whatever happens: nobody touches the caller's memory any more
+        return all([went_well, *(future.result() for future in futures)])
 
     def _load_from(self, asked: list[Wanted], outcomes: list[Loaded], node: Node, numbers: list[int]) -> None:
         def note(number: int, outcome: Loaded) -> None:
