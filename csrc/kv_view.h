@@ -36,7 +36,7 @@ inline void view_scales(const char* op, const at::Tensor& kv, const std::optiona
   TORCH_CHECK_VALUE(scales.has_value() == (count > 0), op, ": scales are ", scales.has_value() ? "given" : "missing",
                     ", expected ", count > 0 ? "them" : "none", " for a pool of ", dtype_name(kv.scalar_type()));
   if (count == 0) return;
-  check_dtype(op, "scales", *scales, view->type == KvType::int4 ? at::kHalf : at::kBFloat16);
+  check_dtype(op, "scales", *scales, view->type == KvType::int4 ? at::kByte : at::kBFloat16);
   check_shape(op, "scales", *scales, {kv.size(0), kv.size(1), 2, kv.size(3), kv.size(4), count});
   const int64_t bytes = scales->element_size();
   const auto* first = static_cast<const uint8_t*>(scales->data_ptr()) + layer * scales->stride(1) * bytes;

@@ -47,6 +47,12 @@ struct Fp8 {
   static constexpr float kUnit = 256.0f;
   uint8_t bits;
 };
+// A byte of an int4 pool's scales, which come in pairs: five bits of exponent and three of mantissa (255: NaN), and a
+// zero in two's complement. Loaded as scale and zero * scale.
+struct ScaleAndZero {
+  static constexpr float kTwoTo108 = 3.2451855365842673e32f;  // from a float's bias of exponent, 127, to 19
+  uint8_t bits;
+};
 
 #if defined(KVSTRATA_ISA_AVX512)
 #include "simd_avx512.h"

@@ -57,6 +57,18 @@ inline F16 load(const Fp8* p) {
   const __m256i half = _mm256_or_si256(_mm256_blendv_epi8(finite, _mm256_set1_epi16(0x7e00), nan), sign);
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(half)), _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1))};
 }
+inline __m256 scales_and_zeros(__m128i p) {
+  const __m256i bytes = _mm256_cvtepi8_epi32(p);
+  const __m256 nan = _mm256_castsi256_ps(_mm256_cmpeq_epi32(bytes, _mm256_set1_epi32(-1)));
+  const __m256i shifted = _mm256_slli_epi32(_mm256_and_si256(bytes, _mm256_set1_epi32(0xff)), 20);
+  __m256 scale = _mm256_mul_ps(_mm256_castsi256_ps(shifted), _mm256_set1_ps(ScaleAndZero::kTwoTo108));
+  scale = _mm256_moveldup_ps(_mm256_blendv_ps(scale, _mm256_set1_ps(NAN), nan));
+  return _mm256_blend_ps(scale, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(bytes)), 0xaa);
+}
+inline F16 load(const ScaleAndZero* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {scales_and_zeros(bytes), scales_and_zeros(_mm_srli_si128(bytes, 8))};
+}
 // fma(code, scale, minimum) of the low or the high nibbles of 16 bytes.
 inline F16 nibbles(const uint8_t* p, bool high, float scale, float minimum) {
   __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

@@ -33,6 +33,15 @@ inline F16 load(const Fp8* p) {
   const __m256i half = _mm256_mask_mov_epi16(finite, nan, _mm256_set1_epi16(0x7e00));
   return {_mm512_cvtph_ps(_mm256_or_si256(half, sign))};
 }
+inline F16 load(const ScaleAndZero* p) {
+  const __m512i bytes = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __mmask16 nan = _mm512_cmpeq_epi32_mask(bytes, _mm512_set1_epi32(-1));
+  const __m512i shifted = _mm512_slli_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(0xff)), 20);
+  __m512 scale = _mm512_mul_ps(_mm512_castsi512_ps(shifted), _mm512_set1_ps(ScaleAndZero::kTwoTo108));
+  scale = _mm512_mask_mov_ps(scale, nan, _mm512_set1_ps(NAN));
+  scale = _mm512_moveldup_ps(scale);
+  return {_mm512_mask_mul_ps(scale, 0xaaaa, scale, _mm512_cvtepi32_ps(bytes))};
+}
 // fma(code, scale, minimum) of the low or the high nibbles of 16 bytes; a table of the 16 values is looked up, by the
 // four lowest bits of an index.
 inline F16 nibbles(const uint8_t* p, bool high, float scale, float minimum) {

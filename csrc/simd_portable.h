@@ -87,6 +87,15 @@ inline F16 load(const Fp8* p) {
   }
   return r;
 }
+inline F16 load(const ScaleAndZero* p) {
+  F16 r;
+  for (int i = 0; i < 16; i += 2) {
+    const float scale = float_of(static_cast<uint32_t>(p[i].bits) << 20) * ScaleAndZero::kTwoTo108;
+    r.v[i] = p[i].bits == 0xff ? NAN : scale;
+    r.v[i + 1] = r.v[i] * static_cast<float>(static_cast<int8_t>(p[i + 1].bits));
+  }
+  return r;
+}
 // fma(code, scale, minimum) of the low or the high nibbles of 16 bytes.
 inline F16 nibbles(const uint8_t* p, bool high, float scale, float minimum) {
   F16 r;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,10 +34,12 @@ class RealModel:
     tokenizer: Tokenizer
 
     @classmethod
-    def load(cls, path: Path, weights: str = "fp32") -> RealModel:
+    def load(cls, path: Path, weights: str = "fp32", apart: Set[int] = frozenset()) -> RealModel:
         source = open_source(path)
         try:
-            return cls(Decoder.load(source, weights=weights, device=CPU), load_tokenizer(source, path))
+            return cls(
+                Decoder.load(source, weights=weights, device=CPU, apart=apart), load_tokenizer(source, path)
+            )
         finally:
             source.close()
 
@@ -47,11 +49,13 @@ class RealModel:
         blocks: int = 128,
         token_budget: int = 512,
         kv_dtype: str = "fp32",
+        skip_layers: str = "",
         tiers: MakeTiers | None = None,
         **cache_settings: object,
     ) -> Engine:
         """A fresh engine with an empty pool, `blocks` in each layer group, over what `tiers` makes."""
-        layouts = block_layouts(self.decoder.config, EngineConfig(kv_dtype=kv_dtype))  # type: ignore[arg-type]
+        config = EngineConfig(kv_dtype=kv_dtype, kv_dtype_skip_layers=skip_layers)  # type: ignore[arg-type]
+        layouts = block_layouts(self.decoder.config, config)
         cache = KVCache(
             layouts,
             [blocks] * len(layouts),

@@ -51,7 +51,7 @@ def blocks(
     group: int = 0,
 ) -> list[Record]:
     """A sequence's first `count` blocks; `chain` tells sequences apart."""
-    keys = KeyChain(context.fingerprint, context.block_size, Extras(salt).encode())
+    keys = KeyChain(context.fingerprint, context.block_size, Extras(salt))
     keys.extend([chain * 4096 + i for i in range(count * context.block_size)])
     return [
         Record(
@@ -59,7 +59,7 @@ def blocks(
                 Address(keys.keys[i], group),
                 keys.parent(i),
                 keys.block_tokens(i),
-                keys.extras,
+                keys.encoded_extras(i),
                 keys.segment(i),
             ),
             Meta(

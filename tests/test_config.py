@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata import EngineConfig, RequestOptions, SamplingParams
-from kvstrata.config import parse_bytes
+from kvstrata.config import layers_of, parse_bytes
 from kvstrata.errors import ConfigError
 
 
@@ -38,6 +38,14 @@ def test_sizes_that_are_none_name_the_field(text: str | int) -> None:
         ({"block_size": 0}, "block_size is 0; it must be a whole number from 1"),
         ({"block_size": True}, "block_size is True"),
         ({"kv_dtype": "int3"}, "kv_dtype is 'int3'; choose one of"),
+        (
+            {"kv_dtype_skip_layers": "0,x"},
+            "kv_dtype_skip_layers is '0,x'; it must be numbers of layers such as 0,1",
+        ),
+        ({"kv_dtype_skip_layers": "0,,1"}, "kv_dtype_skip_layers is '0,,1'"),
+        ({"kv_dtype_skip_layers": [0.5]}, "kv_dtype_skip_layers is"),
+        ({"kv_dtype_skip_layers": 3}, "kv_dtype_skip_layers is 3"),
+        ({"kv_dtype_skipped": "int3"}, "kv_dtype_skipped is 'int3'; choose one of"),
         ({"policy": "ttl"}, "ttl is None; policy ttl needs it"),
         ({"ttl": -1.0}, "ttl is -1.0"),
         ({"ttl": math.nan}, "ttl is nan"),
@@ -56,6 +64,24 @@ def test_sizes_that_are_none_name_the_field(text: str | int) -> None:
 def test_engine_settings(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", ["0, 1,-1", [0, 1, -1], (0, 1, -1)])
+def test_layers_to_skip_are_numbers_that_may_count_from_the_end(given: object) -> None:
+    config = EngineConfig(kv_dtype_skip_layers=given)  # type: ignore[arg-type]
+    assert config.kv_dtype_skip_layers == (0, 1, -1)
+    assert layers_of((0, 1, -1, 29), 30) == {0, 1, 29}
+
+
+@pytest.mark.parametrize("layer", [30, -31])
+def test_a_layer_that_the_model_lacks_is_named_with_those_it_has(layer: int) -> None:
+    with pytest.raises(ConfigError, match=rf"has layer {layer}; the model's are 0 to 29, or -30 to -1"):
+        layers_of((0, layer), 30)
+
+
+def test_all_layers_cannot_be_skipped() -> None:
+    with pytest.raises(ConfigError, match=r"has all 3 layers.*set kv_dtype itself"):
+        layers_of((0, 1, -1), 3)
 
 
 def test_an_unknown_setting_lists_the_known_ones() -> None:

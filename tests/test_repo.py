@@ -23,7 +23,9 @@ DOCS = [
 SPOKEN = [*SOURCES, *DOCS, *sorted((ROOT / "scripts").iterdir()), ROOT / "Makefile", ROOT / "pyproject.toml"]
 MAX_LINES = 450
 PICKLERS = {"pickle", "_pickle", "dill", "cloudpickle", "shelve"}
-REQUIRED_EXTRAS = {"demo", "server", "valkey", "cluster", "plot", "transformers", "vllm", "test", "dev"}
+REQUIRED_EXTRAS = {
+    *("demo", "server", "otel", "valkey", "cluster", "plot", "transformers", "vllm", "test", "dev")
+}
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -118,7 +120,7 @@ def test_tested_versions_lie_within_the_declared_ranges():
     assert torch is not None
     pins[canonicalize_name("torch")] = torch[1]
 
-    installed_by_make = ("server", "valkey", "plot", "transformers", "test", "dev")
+    installed_by_make = ("server", "otel", "valkey", "plot", "transformers", "test", "dev")
     extras = PROJECT["optional-dependencies"]
     declared = [*PROJECT["dependencies"], *(line for extra in installed_by_make for line in extras[extra])]
     for requirement in map(Requirement, declared):

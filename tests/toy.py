@@ -18,6 +18,7 @@ from torch import Tensor
 from kvstrata.cache.formats import format_named
 from kvstrata.cache.layout import BlockLayout, LayerGroup
 from kvstrata.cache.manager import KVCache
+from kvstrata.cache.retention import FULL, Retention
 from kvstrata.config import LoadMode
 from kvstrata.engine.engine import Engine
 from kvstrata.engine.outputs import Delta, RequestOutput
@@ -79,10 +80,14 @@ class ToyModel:
     def _logits(self, batch: ForwardBatch, sequence: int, position: int) -> np.ndarray:
         digest = hashlib.blake2b(digest_size=8)
         for group, window in zip(batch.groups, self.windows, strict=True):
-            first = 0 if window is None else max(0, position - window + 1)
+            reach, sinks = window or 0, 0
+            if window is None and batch.retained is not None:
+                reach = int(batch.retained.windows[sequence])
+                sinks = int(batch.retained.sinks[sequence])
+            first = max(0, position - reach + 1) if reach else 0
             size = group.kv.shape[4]
             table = group.block_tables[sequence]
-            seen = torch.arange(first, position + 1)
+            seen = torch.tensor([*range(min(sinks, first)), *range(first, position + 1)])
             blocks = table[seen // size].long()
             assert bool((blocks >= 0).all()), f"a visible block is missing at position {position}"
             tokens = group.kv[blocks, 0, 0, 0, seen % size, 0]
@@ -168,6 +173,7 @@ def make_toy(
     refresh_beta: float = 0.0,
     ttl_jitter: float = 0.0,
     clock: FakeClock | None = None,
+    retention: Retention = FULL,
     **cache_settings: object,
 ) -> Toy:
     """tiers: makes the tiers, nearest first, for a context and the toy's clock. clock: others' too."""
@@ -201,6 +207,7 @@ def make_toy(
         cache,
         eos_ids=(EOS,),
         max_model_len=max_model_len,
+        retention=retention,
         max_num_seqs=max_num_seqs,
         token_budget=token_budget,
         device=torch.device("cpu"),

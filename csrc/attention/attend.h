@@ -8,198 +8,64 @@
 #include "attention/format.h"
 #include "attention/products.h"
 #include "attention/softmax.h"
+#include "attention/tile.h"
+#include "attention/sinks.h"
 
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
-// dim: head_dim padded to whole vectors. query, out, max, sum: for one KV head after another.
-struct Scratch {
-  float* keys;    // [4, dim, 16]
-  float* values;  // [kTile, dim]
-  float* query;   // [padded rows, dim]
-  float* out;     // [padded rows, dim], accumulators
-  float* max;     // [padded rows]
-  float* sum;     // [padded rows]
-  float* scores;  // [kStrip, kTile]
-  float* tile;    // [kStrip, dim]
-  float* key_scales;    // [kTile, scales a vector]
-  float* value_scales;  // [kTile, scales a vector]
-};
-
-inline Scratch carve(const AttentionArgs& args, const AttentionItem& item, float* p) {
-  const uintptr_t address = reinterpret_cast<uintptr_t>(p);
-  p += (64 - address % 64) % 64 / sizeof(float);
-  const int64_t dim = padded_dim(args.head_dim);
-  const int64_t rows = item.num_kv_heads * padded_rows(args.heads_per_kv, item);
-  Scratch s;
-  s.keys = p;
-  s.values = s.keys + kTile * dim;
-  s.query = s.values + kTile * dim;
-  s.out = s.query + rows * dim;
-  s.tile = s.out + rows * dim;
-  s.scores = s.tile + kStrip * dim;
-  s.max = s.scores + kStrip * kTile;
-  s.sum = s.max + rows;
-  s.key_scales = s.sum + rows;
-  s.value_scales = s.key_scales + kTile * scales_per_vector(args.kv.type, args.head_dim);
-  return s;
-}
-
-// What the rows [first_row, first_row + kStrip) of an item see of a tile.
-inline Visible visible_rows(const AttentionArgs& args, const AttentionItem& item, int tile, int first_row) {
-  Visible visible;
-  visible.lowest = kTile;
-  visible.highest = 0;
+// The queries of an item's rows, those of one KV head after another, with zeros where there is no row; rotated as
+// int4 keys are.
+inline void load_queries(const AttentionArgs& args, const AttentionItem& item, const float* source,
+                         int64_t token_stride, int64_t head_stride, float* query) {
+  const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
-  const int start = tile * kTile;
-  int token = first_row / args.heads_per_kv;
-  int head = first_row % args.heads_per_kv;
-  for (int r = 0; r < kStrip; ++r) {
-    int lo = 0;
-    int hi = 0;
-    if (first_row + r < rows) {
-      const int position = item.first_position + token;
-      if (args.window > 0 && position - args.window + 1 > start) lo = position - args.window + 1 - start;
-      hi = position + 1 - start;
-      hi = hi > kTile ? kTile : hi;
-      if (lo < hi) {
-        visible.lowest = lo < visible.lowest ? lo : visible.lowest;
-        visible.highest = hi > visible.highest ? hi : visible.highest;
+  const int padded = padded_rows(args.heads_per_kv, item);
+  const bool rotated = args.kv.type == KvType::int4;
+  for (int h = item.kv_head; h < item.kv_head + item.num_kv_heads; ++h) {
+    for (int r = 0; r < padded; ++r, query += dim) {
+      memset(query, 0, sizeof(float) * dim);
+      if (r >= rows) continue;
+      const int64_t token = item.first_token + r / args.heads_per_kv;
+      const int64_t head = static_cast<int64_t>(h) * args.heads_per_kv + r % args.heads_per_kv;
+      memcpy(query, source + token * token_stride + head * head_stride, sizeof(float) * args.head_dim);
+      if (rotated) rotate(query, args.head_dim);
+    }
+  }
+}
+
+// What is taken off all keys is the same to all scores of one query. The sinks are met by another: their scores are
+// raised by what the offset means to it, less what it means to the first, summed over d in 16 interleaved lanes by
+// fused multiply-adds, combined by the tree, times args.scale.
+inline void load_shifts(const AttentionArgs& args, const AttentionItem& item, float* shifts) {
+  const int padded = padded_rows(args.heads_per_kv, item);
+  memset(shifts, 0, sizeof(float) * static_cast<size_t>(item.num_kv_heads * padded));
+  if (args.key_offset == nullptr) return;
+  for (int h = 0; h < item.num_kv_heads; ++h) {
+    const float* offset = args.key_offset + (item.kv_head + h) * args.head_dim;
+    for (int r = 0; r < item.num_tokens * args.heads_per_kv; ++r) {
+      const int64_t token = item.first_token + r / args.heads_per_kv;
+      const int64_t head = static_cast<int64_t>(item.kv_head + h) * args.heads_per_kv + r % args.heads_per_kv;
+      const float* first = args.query + token * args.query_token_stride + head * args.query_head_stride;
+      const float* other = args.sink_query + token * args.sink_token_stride + head * args.sink_head_stride;
+      F16 sum = zero();
+      for (int d = 0; d < args.head_dim; d += 16) {
+        const int n = args.head_dim - d < 16 ? args.head_dim - d : 16;
+        sum = fma(load_first(other + d, n) - load_first(first + d, n), load_first(offset + d, n), sum);
       }
-    }
-    visible.lo[r] = lo;
-    visible.hi[r] = hi;
-    if (++head == args.heads_per_kv) {
-      head = 0;
-      ++token;
+      shifts[h * padded + r] = tree_sum(sum) * args.scale;
     }
   }
-  return visible;
-}
-
-// Union over all of an item's rows, from its first and its last.
-inline void visible_item(const AttentionArgs& args, const AttentionItem& item, int tile, int* lo, int* hi) {
-  const int start = tile * kTile;
-  const int last = item.first_position + item.num_tokens - 1;
-  *lo = args.window > 0 ? item.first_position - args.window + 1 - start : 0;
-  *lo = *lo < 0 ? 0 : *lo;
-  *hi = last + 1 - start > kTile ? kTile : last + 1 - start;
-}
-
-// Where the tokens [lo, hi) of a tile lie that some row of an item sees.
-struct TilePlaces {
-  Place places[kTile];
-  int lo = 0;
-  int hi = 0;
-};
-inline void find_tile(const AttentionArgs& args, const AttentionItem& item, int tile, TilePlaces* found) {
-  visible_item(args, item, tile, &found->lo, &found->hi);
-  find_places(args, item.sequence, tile, found->lo, found->hi, found->places);
-}
-
-// Converts the tokens [lo, hi) of a tile: keys transposed to [4, dim, 16], values as they lie. Tokens of
-// the same 16 that nobody sees become zeros; they are never read from the pool.
-template <class Format, int D>
-inline void load_tile(const AttentionArgs& args, const Place* places, int head, int lo, int hi,
-                      const Scratch& scratch) {
-  const int dim = D > 0 ? D : padded_dim(args.head_dim);
-  const int count = Format::kScaled ? scales_per_vector(args.kv.type, args.head_dim) : 0;
-  for (int c = lo / 16; c * 16 < hi; ++c) {
-    for (int d = 0; d < dim; d += 16) {
-      F16 square[16];
-      for (int i = 0; i < 16; ++i) {
-        const int j = c * 16 + i;
-        if (j >= lo && j < hi) {
-          const auto row = Format::row(args.kv, places[j], Part::key, head, scratch.key_scales + j * count);
-          square[i] = Format::template part<D>(row, d, args.head_dim);
-        } else {
-          square[i] = zero();
-        }
-      }
-      transpose16(square);
-      float* keys = scratch.keys + (c * dim + d) * 16;
-      for (int i = 0; i < 16; ++i) store(keys + i * 16, square[i]);
-    }
-  }
-  for (int j = lo; j < hi; ++j) {
-    const auto row = Format::row(args.kv, places[j], Part::value, head, scratch.value_scales + j * count);
-    for (int d = 0; d < dim; d += 16) {
-      store(scratch.values + j * dim + d, Format::template part<D>(row, d, args.head_dim));
-    }
-  }
-}
-
-// Scores of a strip, four rows at a time.
-template <class Format, int D>
-inline void strip_direct_scores(const AttentionArgs& args, const Place* places, const float* key_scales,
-                                Upcoming upcoming, int head, int rows, int lo, int hi, const float* query,
-                                float* scores) {
-  const int dim = D > 0 ? D : padded_dim(args.head_dim);
-  for (int r = 0; r < rows; r += 4) {
-    const float* q = query + r * dim;
-    float* s = scores + r * kTile;
-    switch (rows - r) {
-      case 1:
-        direct_scores<Format, D, 1>(args, places, key_scales, upcoming, head, lo, hi, q, s);
-        break;
-      case 2:
-        direct_scores<Format, D, 2>(args, places, key_scales, upcoming, head, lo, hi, q, s);
-        break;
-      case 3:
-        direct_scores<Format, D, 3>(args, places, key_scales, upcoming, head, lo, hi, q, s);
-        break;
-      default:
-        direct_scores<Format, D, 4>(args, places, key_scales, upcoming, head, lo, hi, q, s);
-    }
-    upcoming.hi = 0;  // the first rows have brought it
-  }
-}
-
-template <class Source, int D>
-inline void strip_values(const Source& source, const Visible& visible, int rows, const float* weights, int dim,
-                         float* sums) {
-  for (int r = 0; r < rows; r += kValueRows) {
-    const float* w = weights + r * kTile;
-    const int* lo = visible.lo + r;
-    const int* hi = visible.hi + r;
-    float* s = sums + r * dim;
-    switch (rows - r) {
-      case 1:
-        weigh_rows<Source, D, 1>(source, w, lo, hi, dim, s);
-        break;
-      case 2:
-        weigh_rows<Source, D, 2>(source, w, lo, hi, dim, s);
-        break;
-      case 3:
-        weigh_rows<Source, D, 3>(source, w, lo, hi, dim, s);
-        break;
-      default:
-        weigh_rows<Source, D, 4>(source, w, lo, hi, dim, s);
-    }
-  }
-}
-
-inline const float* query_row(const AttentionArgs& args, const AttentionItem& item, int kv_head, int row) {
-  const int64_t token = item.first_token + row / args.heads_per_kv;
-  const int64_t head = static_cast<int64_t>(kv_head) * args.heads_per_kv + row % args.heads_per_kv;
-  return args.query + token * args.query_token_stride + head * args.query_head_stride;
 }
 
 inline void begin_item(const AttentionArgs& args, const AttentionItem& item, const Scratch& scratch) {
   const int dim = padded_dim(args.head_dim);
-  const int rows = item.num_tokens * args.heads_per_kv;
-  const int padded = padded_rows(args.heads_per_kv, item);
-  const bool rotated = args.kv.type == KvType::int4;  // as the keys are
-  float* query = scratch.query;
-  for (int h = 0; h < item.num_kv_heads; ++h) {
-    for (int r = 0; r < padded; ++r, query += dim) {
-      memset(query, 0, sizeof(float) * dim);
-      if (r >= rows) continue;
-      memcpy(query, query_row(args, item, item.kv_head + h, r), sizeof(float) * args.head_dim);
-      if (rotated) rotate(query, args.head_dim);
-    }
+  load_queries(args, item, args.query, args.query_token_stride, args.query_head_stride, scratch.query);
+  if (item.sinks > 0) {
+    load_queries(args, item, args.sink_query, args.sink_token_stride, args.sink_head_stride, scratch.sink_query);
+    load_shifts(args, item, scratch.sink_shifts);
   }
-  const int all = item.num_kv_heads * padded;
+  const int all = item.num_kv_heads * padded_rows(args.heads_per_kv, item);
   for (int r = 0; r < all; ++r) {
     scratch.max[r] = -INFINITY;
     scratch.sum[r] = 0.0f;
@@ -233,8 +99,9 @@ inline void write_partial(int first_row, int rows, int padded, int dim, const fl
 
 // One tile for the rows of one KV head: scored, softened, weighed, and folded or left as a partial result.
 template <class Format, int D>
-inline void attend_tile(const AttentionArgs& args, const AttentionItem& item, int tile, int head, const Place* places,
+inline void attend_tile(const AttentionArgs& args, const AttentionItem& item, const TilePlaces& here, int head,
                         const Upcoming& upcoming, const Scratch& scratch, float* partial) {
+  const Place* places = here.places;
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
   const int padded = padded_rows(args.heads_per_kv, item);
@@ -242,10 +109,12 @@ inline void attend_tile(const AttentionArgs& args, const AttentionItem& item, in
   const int state = (head - item.kv_head) * padded;
   for (int first = 0; first < rows; first += kStrip) {
     const int count = rows - first < kStrip ? rows - first : kStrip;
-    const Visible visible = visible_rows(args, item, tile, first);
+    const Visible visible = visible_rows(args, item, here.tile, first);
     float m[kStrip] = {};
     float l[kStrip] = {};
-    if (visible.any()) {
+    if (here.sinks > 0) {
+      attend_sink_tile<Format, D>(args, item, here, head, first, count, direct, (state + first) * dim, scratch, m, l);
+    } else if (visible.any()) {
       const float* query = scratch.query + (state + first) * dim;
       if (direct) {
         strip_direct_scores<Format, D>(args, places, scratch.key_scales, upcoming, head, count, visible.lowest,
@@ -290,24 +159,22 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, const Att
     const TilePlaces& here = places[(tile - item.first_tile) & 1];
     TilePlaces& following = places[(tile - item.first_tile + 1) & 1];
     int following_head = item.kv_head;
+    following.lo = following.hi = following.sinks = 0;
     if (tile + 1 < item.end_tile) {
       find_tile(args, item, tile + 1, &following);
     } else if (next != nullptr) {
       find_tile(args, *next, next->first_tile, &following);
       following_head = next->kv_head;
-    } else {
-      following.lo = following.hi = 0;
     }
     for (int head = item.kv_head; head < item.kv_head + item.num_kv_heads; ++head) {
       const bool last = head + 1 == item.kv_head + item.num_kv_heads;
-      const Upcoming upcoming = last ? Upcoming{following.places, following.lo, following.hi, following_head}
-                                     : Upcoming{here.places, here.lo, here.hi, head + 1};
+      const Upcoming upcoming = last ? following.upcoming(following_head) : here.upcoming(head + 1);
       if constexpr (Format::kScaled) {
-        load_scales<Format>(args.kv, here.places, Part::key, head, here.lo, here.hi, scratch.key_scales);
-        load_scales<Format>(args.kv, here.places, Part::value, head, here.lo, here.hi, scratch.value_scales);
+        load_part_scales<Format>(args, here, Part::key, head, scratch.key_scales);
+        load_part_scales<Format>(args, here, Part::value, head, scratch.value_scales);
       }
-      if (!direct) load_tile<Format, D>(args, here.places, head, here.lo, here.hi, scratch);
-      attend_tile<Format, D>(args, item, tile, head, here.places, upcoming, scratch, partial);
+      if (!direct) load_tile<Format, D>(args, here, head, scratch);
+      attend_tile<Format, D>(args, item, here, head, upcoming, scratch, partial);
     }
     if (!item.folds) partial += partial_floats(rows, dim);
   }

@@ -18,22 +18,25 @@ enum class KvType : int { float32, bfloat16, float16, float8_e4m3, int8, int4 };
 // Which of a token's two vectors.
 enum class Part : int { key = 0, value = 1 };
 
-// Elements that share a scale and a minimum in an int4 pool.
+// Elements of an int4 pool that share 16 bytes of codes, and those that share a scale and a zero.
 constexpr int kInt4Group = 32;
+constexpr int kInt4Scaled = 16;
 
-// 16-bit scales of one vector: what int8 and fp8 fold into a score or a weight, and a scale and a minimum for each
-// group of int4.
+// Scales of one vector: what int8 and fp8 fold into a score or a weight, and a scale and a zero for each
+// kInt4Scaled elements of int4.
 static inline int scales_per_vector(KvType type, int64_t head_dim) {
   switch (type) {
     case KvType::float8_e4m3:
     case KvType::int8:
       return 1;
     case KvType::int4:
-      return static_cast<int>((head_dim + kInt4Group - 1) / kInt4Group * 2);
+      return static_cast<int>((head_dim + kInt4Scaled - 1) / kInt4Scaled * 2);
     default:
       return 0;
   }
 }
+
+static inline int scale_bytes(KvType type) { return type == KvType::int4 ? 1 : 2; }
 
 // One layer of a pool. Strides in bytes. The scales of a block lie in it: scale_offset from its first vector of this
 // layer, those of a KV head's tokens side by side.
@@ -59,6 +62,10 @@ struct AttentionArgs {
   const float* query;  // [num_tokens, num_heads, head_dim]
   int64_t query_token_stride;
   int64_t query_head_stride;
+  const float* sink_query;  // the same rows as the sinks are to meet them; null where no item has sinks
+  int64_t sink_token_stride;
+  int64_t sink_head_stride;
+  const float* key_offset;  // [num_kv_heads, head_dim], what was taken off all keys; null where nothing was
   float* out;  // [num_tokens, num_heads, head_dim], dense
   const int32_t* block_tables;
   int64_t table_stride;
@@ -66,7 +73,6 @@ struct AttentionArgs {
   int heads_per_kv;
   int head_dim;
   float scale;
-  int window;       // 0: a query sees all before it
   float* partials;  // memory of all partial results
 };
 
@@ -79,7 +85,11 @@ struct AttentionItem {
   int32_t first_token;     // in the query
   int32_t num_tokens;
   int32_t first_position;  // of first_token in its sequence
-  int32_t first_tile;
+  int32_t window;          // tokens that a query sees, itself included; 0: all before it
+  int32_t sinks;           // the first so many are seen besides, by the sink query; 0 where no row hides a token
+  int32_t sink_tiles;      // tiles that hold them
+  int32_t gap;             // tiles after these of which no row sees anything
+  int32_t first_tile;      // numbers that pass over the gap
   int32_t end_tile;
   bool folds;              // begins at the first visible tile: keeps a running state
   int64_t partial;         // where its partial results go; -1: the item has all tiles and writes the output
@@ -106,11 +116,17 @@ inline int padded_rows(int heads_per_kv, const AttentionItem& item) {
   return (item.num_tokens * heads_per_kv + kStrip - 1) / kStrip * kStrip;
 }
 
+// The tile of an item's tile number.
+static inline int tile_at(const AttentionItem& item, int number) {
+  return number < item.sink_tiles ? number : number + item.gap;
+}
+
 // Floats of scratch that an item with at most `padded` rows of state needs.
-inline int64_t scratch_floats(int64_t padded, int64_t head_dim, int scales) {
+inline int64_t scratch_floats(int64_t padded, int64_t head_dim, int scales, bool sinks) {
   const int64_t dim = padded_dim(head_dim);
   return 2 * kTile * dim           // K and V of a tile
          + 2 * padded * dim        // queries, accumulators
+         + (sinks ? padded * (dim + 1) + kStrip * kTile : 0)  // queries, shifts and scores of sinks
          + 2 * kTile * scales      // of K and V of a tile
          + 2 * padded              // maxima, sums
          + kStrip * (kTile + dim)  // scores, one tile's accumulators

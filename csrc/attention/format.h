@@ -3,7 +3,7 @@
 // A policy gives `Row` (what locates one head vector: a pointer, and for int4 its scales), `row`, and `part`: sixteen
 // elements from d on as float, zeros past head_dim; D, where it is known, is head_dim and a multiple of 16. Nothing
 // else knows the format.
-// Scales are 16-bit floats of type `Scale`, brought into a tile's scratch as floats times `kUnit`. Where they are
+// Scales are of type `Scale`, brought into a tile's scratch as floats times `kUnit`. Where they are
 // `kFolded`, elements are bare codes, and a score is multiplied by its key's scale, a weight by its value's; otherwise
 // the elements are what they stand for.
 #pragma once
@@ -65,9 +65,10 @@ struct Coded : Elements<T> {
   static constexpr float kUnit = T::kUnit;
 };
 
-// Two codes a byte, a scale and a minimum for each 32 elements: element = fma(code, scale, minimum).
+// Two codes a byte, a scale and a zero for each 16 elements: element = (code + zero) * scale, which is exact. A tile's
+// scratch has zero * scale in the place of the zero.
 struct FourBits {
-  using Scale = Fp16;
+  using Scale = ScaleAndZero;
   static constexpr bool kScaled = true;
   static constexpr bool kFolded = false;
   static constexpr float kUnit = 1.0f;
@@ -83,7 +84,7 @@ struct FourBits {
   static KVSTRATA_INLINE F16 part(Row row, int d, int head_dim) {
     const int group = d / kInt4Group;
     if ((group + 1) * kInt4Group > (D > 0 ? D : head_dim)) return last(row, d, D > 0 ? D : head_dim);
-    const float* scales = row.scales + 2 * group;
+    const float* scales = row.scales + d / kInt4Scaled * 2;
     return nibbles(row.codes + group * (kInt4Group / 2), d % kInt4Group != 0, scales[0], scales[1]);
   }
   // Of a last group with fewer elements, whose two halves share its bytes.
@@ -97,7 +98,8 @@ struct FourBits {
       const int at = d - group * kInt4Group + i;
       code[i] = static_cast<float>(at < half ? codes[at] & 15 : codes[at - half] >> 4);
     }
-    const F16 element = fma(load(code), set1(row.scales[2 * group]), set1(row.scales[2 * group + 1]));
+    const float* scales = row.scales + d / kInt4Scaled * 2;
+    const F16 element = fma(load(code), set1(scales[0]), set1(scales[1]));
     return select((1u << n) - 1u, element, zero());
   }
   static constexpr int bytes(int head_dim) { return head_dim / 2; }
@@ -115,8 +117,9 @@ KVSTRATA_INLINE void fetch_vector(const KvView& kv, const Place& place, Part par
   if constexpr (Format::kScaled) {
     if (place.offset % 16 == 0) {
       const int count = scales_per_vector(kv.type, kv.head_dim);
-      const uint8_t* s = scale_address(kv, place, part, head) + place.offset * count * 2;
-      for (int i = 0; i < count * 32; i += 64) __builtin_prefetch(s + i, 0, 2);
+      const int bytes_each = count * static_cast<int>(sizeof(typename Format::Scale));
+      const uint8_t* s = scale_address(kv, place, part, head) + place.offset * bytes_each;
+      for (int i = 0; i < bytes_each * 16; i += 64) __builtin_prefetch(s + i, 0, 2);
     }
   }
 }

@@ -13,10 +13,34 @@ namespace {
 
 constexpr const char* kOp = "paged_attention";
 
+// What each sequence's queries see: `all` where no windows are given.
+struct Retention {
+  const int32_t* windows;
+  const int32_t* first_tokens;
+  int64_t all;
+  bool has_query;
+
+  int64_t window(int64_t sequence) const { return windows == nullptr ? all : windows[sequence]; }
+  int64_t sinks(int64_t sequence) const { return first_tokens == nullptr ? 0 : first_tokens[sequence]; }
+};
+
+// One number a sequence, checked.
+const int32_t* counts(const char* name, const std::optional<at::Tensor>& tensor, int64_t num_seqs) {
+  if (!tensor.has_value()) return nullptr;
+  check_dtype(kOp, name, *tensor, at::kInt);
+  check_shape(kOp, name, *tensor, {num_seqs});
+  check_contiguous(kOp, name, *tensor);
+  const int32_t* values = tensor->const_data_ptr<int32_t>();
+  for (int64_t s = 0; s < num_seqs; ++s) {
+    TORCH_CHECK_VALUE(values[s] >= 0, kOp, ": ", name, "[", s, "] is ", values[s], ", expected 0 or more");
+  }
+  return values;
+}
+
 // The batch as sequences, once everything the kernels will read is known to be there.
 std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at::Tensor& tables,
                                                  const at::Tensor& starts, const at::Tensor& lens,
-                                                 const at::Tensor& query, int64_t window) {
+                                                 const at::Tensor& query, const Retention& retention) {
   const int64_t num_seqs = lens.size(0);
   const int64_t block_size = kv.size(4);
   const int64_t capacity = tables.size(1) * block_size;
@@ -32,13 +56,22 @@ std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at:
     if (tokens == 0) continue;
     TORCH_CHECK_VALUE(len[s] <= capacity, kOp, ": context_lens[", s, "] is ", len[s], ", expected at most ", capacity,
                       " (block_tables has ", tables.size(1), " blocks of ", block_size, ")");
+    const int64_t window = retention.window(s);
+    const int64_t sinks = retention.sinks(s);
+    TORCH_CHECK_VALUE(sinks == 0 || retention.has_query || !hides(len[s] - 1, window, sinks), kOp,
+                      ": sink_query is missing, expected one (sequence ", s, " hides tokens after its sinks)");
     const int64_t first = window > 0 ? std::max<int64_t>(0, len[s] - tokens - window + 1) : 0;
     const int32_t* table = tables.const_data_ptr<int32_t>() + s * tables.stride(0);
-    for (int64_t block = first / block_size; block <= (len[s] - 1) / block_size; ++block) {
-      TORCH_CHECK_VALUE(table[block] >= 0 && table[block] < kv.size(0), kOp, ": block_tables[", s, ", ", block, "] is ",
-                        table[block], ", expected 0 to ", kv.size(0) - 1, " (a query sees it)");
-    }
-    sequences.push_back({static_cast<int32_t>(s), start[s], static_cast<int32_t>(tokens), len[s]});
+    const auto check_blocks = [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin / block_size; block * block_size < end; ++block) {
+        TORCH_CHECK_VALUE(table[block] >= 0 && table[block] < kv.size(0), kOp, ": block_tables[", s, ", ", block,
+                          "] is ", table[block], ", expected 0 to ", kv.size(0) - 1, " (a query sees it)");
+      }
+    };
+    check_blocks(0, std::min<int64_t>(sinks, len[s]));
+    check_blocks(first, len[s]);
+    sequences.push_back({static_cast<int32_t>(s), start[s], static_cast<int32_t>(tokens), len[s],
+                         static_cast<int32_t>(window), static_cast<int32_t>(sinks)});
   }
   TORCH_CHECK_VALUE(start[num_seqs] == query.size(0), kOp, ": query has shape ", query.sizes(), ", expected [",
                     start[num_seqs], ", num_heads, ", query.size(2), "] (query_starts' end)");
@@ -48,7 +81,9 @@ std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at:
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
                            const at::Tensor& block_tables, const at::Tensor& query_starts,
                            const at::Tensor& context_lens, double scale, int64_t window,
-                           const std::optional<at::Tensor>& scales) {
+                           const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& windows,
+                           const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& sink_query,
+                           const std::optional<at::Tensor>& key_offset) {
   AttentionArgs args{};
   args.kv = kv_view(kOp, kv, scales, layer);
   const int64_t num_kv_heads = args.kv.num_kv_heads;
@@ -68,7 +103,28 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
   check_dense_rows(kOp, "block_tables", block_tables);
   const at::Tensor starts = query_starts.contiguous();
   const at::Tensor lens = context_lens.contiguous();
-  const auto sequences = checked_sequences(kv, block_tables, starts, lens, query, window);
+  const int64_t num_seqs = context_lens.size(0);
+  const Retention retention{counts("windows", windows, num_seqs), counts("sinks", sinks, num_seqs),
+                            std::min<int64_t>(window, INT32_MAX), sink_query.has_value()};
+  for (int64_t s = 0; s < num_seqs; ++s) {
+    TORCH_CHECK_VALUE(retention.sinks(s) == 0 || retention.window(s) > 0, kOp, ": sinks[", s, "] is ",
+                      retention.sinks(s), ", expected 0 where there is no window");
+  }
+  if (sink_query.has_value()) {
+    check_dtype(kOp, "sink_query", *sink_query, at::kFloat);
+    check_shape(kOp, "sink_query", *sink_query, {query.size(0), query.size(1), head_dim});
+    check_dense_rows(kOp, "sink_query", *sink_query);
+    args.sink_query = sink_query->const_data_ptr<float>();
+    args.sink_token_stride = sink_query->stride(0);
+    args.sink_head_stride = sink_query->stride(1);
+  }
+  if (key_offset.has_value()) {
+    check_dtype(kOp, "key_offset", *key_offset, at::kFloat);
+    check_shape(kOp, "key_offset", *key_offset, {num_kv_heads, head_dim});
+    check_contiguous(kOp, "key_offset", *key_offset);
+    args.key_offset = key_offset->const_data_ptr<float>();
+  }
+  const auto sequences = checked_sequences(kv, block_tables, starts, lens, query, retention);
 
   at::Tensor out = at::empty(query.sizes(), query.options());
   if (sequences.empty() || query.numel() == 0) return out;
@@ -82,13 +138,13 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
   args.heads_per_kv = static_cast<int>(query.size(1) / num_kv_heads);
   args.head_dim = static_cast<int>(head_dim);
   args.scale = static_cast<float>(scale);
-  args.window = static_cast<int>(std::min<int64_t>(window, INT32_MAX));
 
   const AttentionPlan plan = plan_attention(sequences, static_cast<int>(num_kv_heads), args.heads_per_kv,
-                                            args.head_dim, args.window, at::get_num_threads());
+                                            args.head_dim, at::get_num_threads());
   const int64_t num_items = static_cast<int64_t>(plan.items.size());
   const int64_t threads = useful_threads(plan.cost, num_items);
-  const int64_t scratch_size = scratch_floats(plan.max_rows, head_dim, scales_per_vector(args.kv.type, head_dim));
+  const int64_t scratch_size = scratch_floats(
+      plan.max_rows, head_dim, scales_per_vector(args.kv.type, head_dim), args.sink_query != nullptr);
   const at::Tensor scratch = at::empty({threads * scratch_size + plan.partial_floats}, query.options());
   float* memory = scratch.data_ptr<float>();
   args.partials = memory + threads * scratch_size;

@@ -18,6 +18,24 @@ int tokens_per_block(int tokens, int heads_per_kv) {
 // Reading a tile costs its bytes for few rows; converting it costs about as much as eight rows' products.
 int64_t tile_cost(int rows, int head_dim) { return static_cast<int64_t>(std::max(rows, 4) + 8) * head_dim * 8; }
 
+// What an item's rows see, and which tiles hold it.
+void place_tiles(const AttentionSequence& sequence, AttentionItem* item) {
+  const int last = item->first_position + item->num_tokens - 1;
+  item->end_tile = last / kTile + 1;
+  if (sequence.window == 0) return;
+  if (sequence.sinks > 0 && !hides(last, sequence.window, sequence.sinks)) return;
+  item->window = sequence.window;
+  item->sinks = sequence.sinks;
+  item->sink_tiles = (sequence.sinks + kTile - 1) / kTile;
+  const int window_tile = std::max(0, item->first_position - sequence.window + 1) / kTile;
+  if (sequence.sinks == 0) {
+    item->first_tile = window_tile;
+  } else if (window_tile > item->sink_tiles) {
+    item->gap = window_tile - item->sink_tiles;
+    item->end_tile -= item->gap;
+  }
+}
+
 // An item of one KV head as it is, or as several pieces of about `share` and the fold of what they leave.
 void cut_by_tiles(const AttentionItem& block, int64_t share, int heads_per_kv, int head_dim, AttentionPlan* plan) {
   const int tiles = block.end_tile - block.first_tile;
@@ -49,7 +67,7 @@ void cut_by_tiles(const AttentionItem& block, int64_t share, int heads_per_kv, i
 }  // namespace
 
 AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, int num_kv_heads, int heads_per_kv,
-                             int head_dim, int window, int threads) {
+                             int head_dim, int threads) {
   AttentionPlan plan;
   std::vector<AttentionItem> blocks;
   for (const AttentionSequence& sequence : sequences) {
@@ -62,8 +80,7 @@ AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, in
       item.first_token = sequence.first_token + token;
       item.num_tokens = std::min(step, sequence.tokens - token);
       item.first_position = sequence.context - sequence.tokens + token;
-      item.first_tile = window > 0 ? std::max(0, item.first_position - window + 1) / kTile : 0;
-      item.end_tile = (item.first_position + item.num_tokens - 1) / kTile + 1;
+      place_tiles(sequence, &item);
       item.folds = true;
       item.partial = -1;
       const int rows = item.num_tokens * heads_per_kv;

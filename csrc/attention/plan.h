@@ -15,15 +15,20 @@ struct AttentionPlan {
   int64_t cost = 0;  // in fused multiply-adds of 16 floats, roughly
 };
 
+// Whether the row at `position` no longer sees all before it, and so meets the sinks by its sink query.
+static inline bool hides(int64_t position, int64_t window, int64_t sinks) { return position >= sinks + window; }
+
 // A sequence of `tokens` queries that begin at query row `first_token`, the last of `context` positions.
 struct AttentionSequence {
   int32_t index;
   int32_t first_token;
   int32_t tokens;
   int32_t context;
+  int32_t window;  // as in AttentionItem
+  int32_t sinks;
 };
 
 AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, int num_kv_heads, int heads_per_kv,
-                             int head_dim, int window, int threads);
+                             int head_dim, int threads);
 
 }  // namespace kvstrata

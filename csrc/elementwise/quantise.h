@@ -24,37 +24,10 @@ inline float float_from(uint32_t word) {
 }
 
 constexpr uint16_t kBf16Nan = 0x7fc0;
-constexpr uint16_t kFp16Nan = 0x7e00;
-constexpr float kFp16Max = 65504.0f;
 
 // The least bfloat16 that is not below x; x is finite and not negative.
 inline uint16_t bf16_above(float x) { return static_cast<uint16_t>((word_of(x) + 0xffffu) >> 16); }
 inline float from_bf16(uint16_t bits) { return float_from(static_cast<uint32_t>(bits) << 16); }
-
-inline uint16_t fp16_nearest(float x) {
-  Fp16 half[16];
-  store(half, set1(x));
-  return half[0].bits;
-}
-inline float from_half(uint16_t bits) {
-  Fp16 half[16];
-  for (Fp16& each : half) each.bits = bits;
-  float lanes[16];
-  store(lanes, load(half));
-  return lanes[0];
-}
-// The least binary16 not below x, 0 <= x <= kFp16Max.
-inline uint16_t fp16_above(float x) {
-  const uint16_t bits = fp16_nearest(x);
-  return from_half(bits) < x ? static_cast<uint16_t>(bits + 1) : bits;
-}
-// The greatest binary16 not above x, |x| <= kFp16Max.
-inline uint16_t fp16_below(float x) {
-  const uint16_t bits = fp16_nearest(x);
-  if (!(from_half(bits) > x)) return bits;
-  if ((bits & 0x7fffu) == 0) return 0x8001u;
-  return static_cast<uint16_t>(bits & 0x8000u ? bits + 1 : bits - 1);
-}
 
 // The nearest integer, to even, as two's complement; |x| < 2^22.
 inline uint32_t nearest(float x) { return word_of(x + 12582912.0f); }  // 1.5 * 2^23
@@ -108,10 +81,27 @@ inline void store_fp8(const float* x, int64_t n, uint8_t* codes, uint16_t* scale
   for (int64_t i = 0; i < n; ++i) codes[i] = to_e4m3(x[i] / step);
 }
 
-// int4, n <= 32 elements, n even: codes 0 to 15 times the scale, plus the minimum; element i goes to byte i mod n / 2,
-// those of the first half to the low nibbles. scales: scale, minimum. Beyond binary16's range it saturates; a
-// group that is not finite is read as NaN.
-inline void store_int4_group(const float* x, int n, uint8_t* codes, uint16_t* scales) {
+// The scale of an int4 code: five bits of exponent, biased by 19, three of mantissa; code 255 is NaN.
+constexpr uint32_t kLeastScale = 8;
+constexpr uint32_t kLargestScale = 254;
+inline float scale_of(uint32_t code) { return float_from((code + (108u << 3)) << 20); }
+// The least code whose scale is not below x; x is not negative.
+inline uint32_t scale_above(float x) {
+  const uint32_t top = (word_of(x) + 0xfffffu) >> 20;
+  const uint32_t code = top > (108u << 3) + kLeastScale ? top - (108u << 3) : kLeastScale;
+  return code < kLargestScale ? code : kLargestScale;
+}
+// x in whole steps.
+inline int32_t steps_of(float x, float step) {
+  float steps = x / step;
+  steps = steps < -1024.0f ? -1024.0f : steps > 1024.0f ? 1024.0f : steps;
+  return static_cast<int32_t>(nearest(steps)) - 0x4b400000;
+}
+
+// int4, n <= 16 elements: element = (code + zero) * scale, code 0 to 15, with the least scale that has a code
+// within half a step of each. scales: scale, zero. Too large elements saturate; a group that is not finite is read
+// as NaN.
+inline void store_int4_group(const float* x, int n, uint8_t* codes, uint8_t* scales) {
   float low = INFINITY;
   float high = -INFINITY;
   bool finite = true;
@@ -120,26 +110,27 @@ inline void store_int4_group(const float* x, int n, uint8_t* codes, uint16_t* sc
     low = x[i] < low ? x[i] : low;
     high = x[i] > high ? x[i] : high;
   }
-  memset(codes, 0, static_cast<size_t>(n / 2));
-  if (!finite) {
-    scales[0] = scales[1] = kFp16Nan;
-    return;
-  }
-  low = low < -kFp16Max ? -kFp16Max : low > kFp16Max ? kFp16Max : low;
-  scales[1] = fp16_below(low);
-  const float minimum = from_half(scales[1]);
-  const float range = (high - minimum) / 15.0f;
-  scales[0] = fp16_above(range > kFp16Max ? kFp16Max : range);
-  const float step = from_half(scales[0]);
-  if (step == 0.0f) return;
+  memset(codes, 0, static_cast<size_t>(n));
+  scales[0] = 0xff;
+  scales[1] = 0;
+  if (!finite) return;
+  const float largest = fabsf(low) > fabsf(high) ? fabsf(low) : fabsf(high);
+  const float spread = high * 0.0625f - low * 0.0625f;
+  uint32_t code = scale_above(largest / 127.0f > spread ? largest / 127.0f : spread);
+  while (code < kLargestScale && steps_of(high, scale_of(code)) - steps_of(low, scale_of(code)) > 15) ++code;
+  const float step = scale_of(code);
+  int32_t zero = steps_of(low, step);
+  zero = zero < -128 ? -128 : zero > 127 ? 127 : zero;
   for (int i = 0; i < n; ++i) {
-    float code = (x[i] - minimum) / step;
-    code = code < 0.0f ? 0.0f : code > 15.0f ? 15.0f : code;
-    codes[i % (n / 2)] |= static_cast<uint8_t>((nearest(code) & 15u) << (i < n / 2 ? 0 : 4));
+    const int32_t above = steps_of(x[i], step) - zero;
+    codes[i] = static_cast<uint8_t>(above < 0 ? 0 : above > 15 ? 15 : above);
   }
+  scales[0] = static_cast<uint8_t>(code);
+  scales[1] = static_cast<uint8_t>(zero);
 }
 
-inline void store_int4(const float* x, Part part, int64_t n, uint8_t* codes, uint16_t* scales) {
+// Element i of n <= 32 goes to byte i mod n / 2, those of the first half to the low nibbles.
+inline void store_int4(const float* x, Part part, int64_t n, uint8_t* codes, uint8_t* scales) {
   float rotated[kMaxRotated];
   if (part == Part::key) {
     memcpy(rotated, x, sizeof(float) * static_cast<size_t>(n));
@@ -148,7 +139,14 @@ inline void store_int4(const float* x, Part part, int64_t n, uint8_t* codes, uin
   }
   for (int64_t i = 0; i < n; i += kInt4Group) {
     const int count = n - i < kInt4Group ? static_cast<int>(n - i) : kInt4Group;
-    store_int4_group(x + i, count, codes + i / 2, scales + i / kInt4Group * 2);
+    uint8_t wide[kInt4Group];
+    for (int j = 0; j < count; j += kInt4Scaled) {
+      const int scaled = count - j < kInt4Scaled ? count - j : kInt4Scaled;
+      store_int4_group(x + i + j, scaled, wide + j, scales + (i + j) / kInt4Scaled * 2);
+    }
+    for (int j = 0; j < count / 2; ++j) {
+      codes[i / 2 + j] = static_cast<uint8_t>(wide[j] | wide[j + count / 2] << 4);
+    }
   }
 }
 

@@ -26,8 +26,8 @@ struct Target {
 Target target_of(const KvView& kv, int64_t slot) {
   const int64_t offset = slot % kv.block_size;
   uint8_t* block = const_cast<uint8_t*>(kv.base) + slot / kv.block_size * kv.block_stride;
-  const int scale_bytes = 2 * scales_per_vector(kv.type, kv.head_dim);
-  return {block + offset * kv.token_stride, block + kv.scale_offset + offset * scale_bytes};
+  const int bytes = scales_per_vector(kv.type, kv.head_dim) * scale_bytes(kv.type);
+  return {block + offset * kv.token_stride, block + kv.scale_offset + offset * bytes};
 }
 
 void store_part(const ElementwiseKernels& kernels, const KvView& kv, const Target& target, Part part, int64_t head,
@@ -136,7 +136,8 @@ const float* norm_weight(const char* op, const char* name, const std::optional<a
 at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>& q_norm,
                          const std::optional<at::Tensor>& k_norm, double eps, const at::Tensor& cos,
                          const at::Tensor& sin, const std::optional<at::Tensor>& positions, const at::Tensor& slots,
-                         const at::Tensor& kv, int64_t layer, const std::optional<at::Tensor>& scales) {
+                         const at::Tensor& kv, int64_t layer, const std::optional<at::Tensor>& scales,
+                         const std::optional<at::Tensor>& key_offset) {
   constexpr const char* op = "rope_write_kv";
   const KvView view = kv_view(op, kv, scales, layer);
   const int64_t kv_heads = view.num_kv_heads;
@@ -167,6 +168,13 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
   }
   const float* query_weight = norm_weight(op, "q_norm", q_norm, dim);
   const float* key_weight = norm_weight(op, "k_norm", k_norm, dim);
+  const float* offset = nullptr;
+  if (key_offset.has_value()) {
+    check_dtype(op, "key_offset", *key_offset, at::kFloat);
+    check_shape(op, "key_offset", *key_offset, {kv_heads, dim});
+    check_contiguous(op, "key_offset", *key_offset);
+    offset = key_offset->const_data_ptr<float>();
+  }
   const int64_t* slot = checked_slots(op, kv, slots, tokens);
 
   at::Tensor query = at::empty({tokens, heads, dim}, qkv.options());
@@ -189,6 +197,9 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
     key.resize(static_cast<size_t>(dim));
     for (int64_t h = 0; h < kv_heads; ++h) {
       rotate(row + (heads + h) * dim, key_weight, key.data());
+      if (offset != nullptr) {
+        for (int64_t i = 0; i < dim; ++i) key[static_cast<size_t>(i)] -= offset[h * dim + i];
+      }
       store_part(kernels, view, target, Part::key, h, key.data());
       store_part(kernels, view, target, Part::value, h, row + (heads + kv_heads + h) * dim);
     }

@@ -107,7 +107,7 @@ inline void store_vector(const float* x, KvType type, Part part, int64_t head_di
     case KvType::int8:
       return store_int8(x, head_dim, codes, scale);
     case KvType::int4:
-      return store_int4(x, part, head_dim, codes, scale);
+      return store_int4(x, part, head_dim, codes, static_cast<uint8_t*>(scales));
   }
 }
 

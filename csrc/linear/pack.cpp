@@ -134,10 +134,33 @@ bool quantisable(const float* values, int count, uint16_t scale) {
   return true;
 }
 
-void quantise_int8(const float* values, int count, Group* group) {
+// The scale that brings the largest to one of the codes 127 down to 112, whichever leaves the least sum of squared
+// errors, the largest code among equals: values that lie on a coarser grid, as those of 4-bit files do, can nearly be
+// hit.
+uint16_t int8_scale(const float* values, int count) {
+  constexpr int kTries = 16;
   float largest = 0.0f;
   for (int i = 0; i < count; ++i) largest = fabsf(values[i]) > largest ? fabsf(values[i]) : largest;
-  group->scale = half_above(largest / 127.0f);
+  uint16_t halves[kTries];
+  float scales[kTries];
+  float errors[kTries] = {};
+  for (int k = 0; k < kTries; ++k) {
+    halves[k] = half_above(largest / static_cast<float>(127 - k));
+    scales[k] = from_fp16(halves[k]);
+  }
+  for (int i = 0; i < count; ++i) {
+    for (int k = 0; k < kTries; ++k) {
+      const float error = values[i] - rounded(values[i] / scales[k]) * scales[k];
+      errors[k] = errors[k] + error * error;
+    }
+  }
+  int best = 0;
+  for (int k = 1; k < kTries; ++k) best = errors[k] < errors[best] ? k : best;
+  return halves[best];
+}
+
+void quantise_int8(const float* values, int count, Group* group) {
+  group->scale = int8_scale(values, count);
   const bool usable = quantisable(values, count, group->scale);
   if (!usable) group->scale = kHalfNan;
   const float scale = from_fp16(group->scale);

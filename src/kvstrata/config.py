@@ -47,6 +47,44 @@ def parse_bytes(text: str | int, field_name: str) -> int:
     return value
 
 
+def parse_layers(layers: object) -> tuple[int, ...]:
+    """Numbers of layers, from a list or from text such as `0,1,-1`. Raises ConfigError otherwise."""
+    listed = (
+        [part for part in layers.split(",") if layers.strip()] if isinstance(layers, str) else _listed(layers)
+    )
+    try:
+        numbers = tuple(int(part) if isinstance(part, str) else part for part in listed or ())
+    except ValueError:
+        numbers = (None,)
+    _check(
+        listed is not None and all(_is_int(number) for number in numbers),
+        "kv_dtype_skip_layers",
+        layers,
+        "it must be numbers of layers such as 0,1,-1",
+    )
+    return numbers
+
+
+def layers_of(layers: Iterable[int], num_layers: int) -> frozenset[int]:
+    """Those layers of a model of `num_layers`, negative numbers counted from the end.
+
+    Raises ConfigError for a number without a layer, and where no layer would be left.
+    """
+    given = tuple(layers)
+    for layer in given:
+        if not -num_layers <= layer < num_layers:
+            raise ConfigError(
+                f"kv_dtype_skip_layers has layer {layer}; the model's are 0 to {num_layers - 1}, "
+                f"or -{num_layers} to -1 from the end"
+            )
+    chosen = frozenset(layer % num_layers for layer in given)
+    if len(chosen) == num_layers:
+        raise ConfigError(
+            f"kv_dtype_skip_layers has all {num_layers} layers; leave some out, or set kv_dtype itself"
+        )
+    return chosen
+
+
 def _check(ok: bool, name: str, value: object, right: str) -> None:
     if not ok:
         raise ConfigError(f"{name} is {value!r}; {right}")
@@ -66,6 +104,10 @@ def _is_unicode(text: str) -> bool:
 
 def _check_flag(name: str, value: object) -> None:
     _check(isinstance(value, bool), name, value, "it must be True or False")
+
+
+def _check_retention(value: object) -> None:
+    _check(isinstance(value, str), "retention", value, "give full, window:W or sinks:S+W, as sinks:4+1020")
 
 
 def _listed(value: object) -> tuple[Any, ...] | None:
@@ -98,9 +140,13 @@ class EngineConfig:
     max_model_len: most tokens of a sequence, prompt and answer together (None: what model and pool allow).
     max_num_seqs: most sequences in one step. max_num_batched_tokens: token budget of a step.
     policy: eviction order (`lru`, `lrfu`, `fifo`, `ttl`). ttl: seconds a cached block lives (None: for ever).
+    kv_dtype_skip_layers: layers that keep K and V in kv_dtype_skipped, where that has at least the bits of
+        kv_dtype: numbers, as a list or as text such as `0,1,-1`; negative ones count from the last layer.
     prefix_caching: whether finished blocks are found again. threads: CPU threads (None: all cores).
     seed: seed for requests that bring none (None: random). chat_template: template text that replaces the
         model's own.
+    retention: which tokens a query sees where a request does not say: `full`, `window:W` (the last W) or
+        `sinks:S+W` (the first S and the last W), in layers without a sliding window of their own.
     tiers: places below the pool, nearest first, as URLs (`ram://?size=4GiB`). load_mode: whether blocks found
         there are loaded: `auto` where that is quicker than to compute them. audit: share of loaded blocks
         that are computed again when there is nothing else to do, and compared bit for bit.
@@ -114,6 +160,8 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     weights: Literal["auto", "int8", "int4", "bf16", "fp32"] = "auto"
     kv_dtype: Literal["fp32", "bf16", "fp16", "fp8_e4m3", "int8", "int4"] = "bf16"
+    kv_dtype_skip_layers: str | Sequence[int] = ()
+    kv_dtype_skipped: Literal["fp32", "bf16", "fp16", "fp8_e4m3", "int8", "int4"] = "bf16"
     block_size: int = 16
     kv_memory: str | int = "auto"
     max_model_len: int | None = None
@@ -125,6 +173,7 @@ class EngineConfig:
     threads: int | None = None
     seed: int | None = None
     chat_template: str | None = None
+    retention: str = "full"
     tiers: Sequence[str] = ()
     load_mode: LoadMode = "auto"
     audit: float = 0.0
@@ -136,11 +185,13 @@ class EngineConfig:
             ("device", DEVICES),
             ("weights", WEIGHT_MODES),
             ("kv_dtype", KV_DTYPES),
+            ("kv_dtype_skipped", KV_DTYPES),
             ("policy", POLICIES),
             ("load_mode", LOAD_MODES),
         ):
             value = getattr(self, name)
             _check(value in choices, name, value, f"choose one of {', '.join(choices)}")
+        object.__setattr__(self, "kv_dtype_skip_layers", parse_layers(self.kv_dtype_skip_layers))
         _check_int("block_size", self.block_size, 1, 4096)
         _check_int("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1_000_000)
@@ -154,6 +205,7 @@ class EngineConfig:
             value = getattr(self, name)
             _check(value is None or (isinstance(value, str) and value != ""), name, value, "it must be text")
         _check_flag("prefix_caching", self.prefix_caching)
+        _check_retention(self.retention)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
         if self.ttl is not None:
@@ -198,6 +250,7 @@ class SamplingParams:
     so many. max_tokens: None is as many as fit.
     logprobs, prompt_logprobs: how many of the likeliest tokens to report at each place, beside the token
     itself (None: no report); of the model's own distribution, before temperature and penalties.
+    retention: which tokens a query sees, `full`, `window:W` or `sinks:S+W` (None: the engine's).
     """
 
     n: int = 1
@@ -218,6 +271,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    retention: str | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -239,6 +293,8 @@ class SamplingParams:
                 _check_int(name, getattr(self, name), 0, 100)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             _check_flag(name, getattr(self, name))
+        if self.retention is not None:
+            _check_retention(self.retention)
         stops = (self.stop,) if isinstance(self.stop, str) else _listed(self.stop)
         _check(
             stops is not None and len(stops) <= 16 and all(isinstance(s, str) and s for s in stops),

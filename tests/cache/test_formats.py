@@ -33,7 +33,7 @@ def test_quantised_formats_keep_to_their_share_of_bf16(name: str, most: float) -
     for head_dim in (64, 80, 96, 128, 256):
         fmt = format_named(name)
         share = (fmt.vector_bytes(head_dim) + fmt.vector_scale_bytes(head_dim)) / (2 * head_dim)
-        assert share <= (most if head_dim != 80 or name != "int4" else 0.33)
+        assert share <= most
 
 
 def test_every_format_has_a_dtype_and_quantised_ones_have_scales() -> None:

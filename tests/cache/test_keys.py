@@ -36,9 +36,9 @@ def test_text_moved_from_salt_to_adapter_makes_another_key() -> None:
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=70), st.lists(st.integers(1, 9), max_size=20))
 def test_chain_does_not_depend_on_how_tokens_arrive(tokens: list[int], pieces: list[int]) -> None:
-    whole = KeyChain(ROOT, 4, b"e")
+    whole = KeyChain(ROOT, 4, Extras("e"))
     whole.extend(np.array(tokens, dtype=np.int64))
-    parts, start = KeyChain(ROOT, 4, b"e"), 0
+    parts, start = KeyChain(ROOT, 4, Extras("e")), 0
     for piece in [*pieces, len(tokens)]:
         parts.extend(tokens[start : start + piece])
         start += piece
@@ -46,7 +46,7 @@ def test_chain_does_not_depend_on_how_tokens_arrive(tokens: list[int], pieces: l
     parent = ROOT
     for block, key in enumerate(whole.keys):
         assert whole.parent(block) == parent
-        assert key == block_key(parent, tokens[4 * block : 4 * block + 4], b"e")
+        assert key == block_key(parent, tokens[4 * block : 4 * block + 4], Extras("e").encode())
         assert whole.block_tokens(block) == np.array(tokens[4 * block : 4 * block + 4], dtype="<u4").tobytes()
         parent = key
     assert parts.keys == whole.keys
@@ -66,7 +66,7 @@ def test_copied_chain_grows_apart() -> None:
 
 
 def test_another_root_or_extras_shares_no_key() -> None:
-    chains = [KeyChain(ROOT, 2), KeyChain(b"q" * 32, 2), KeyChain(ROOT, 2, Extras("x").encode())]
+    chains = [KeyChain(ROOT, 2), KeyChain(b"q" * 32, 2), KeyChain(ROOT, 2, Extras("x"))]
     for chain in chains:
         chain.extend([1, 2, 3, 4])
     assert len({key for chain in chains for key in chain.keys}) == 6

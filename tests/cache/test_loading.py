@@ -11,7 +11,7 @@ from small import BLOCK, FakeClock, MakeCache
 from kvstrata.cache.keys import Extras, salt_of
 from kvstrata.cache.manager import KVCache
 from kvstrata.cache.matching import longest_run
-from kvstrata.cache.window import first_visible_block
+from kvstrata.cache.retention import FULL
 
 TOKENS = list(range(1, 30))
 WINDOWS = [(None,), (None, 6), (6,), (5, 11), (None, 100)]
@@ -48,7 +48,7 @@ def test_loaded_blocks_are_found_and_the_sequence_goes_on(
     assert run.seq.num_computed == known * BLOCK
     taken = place(cache, run, 6 * BLOCK)
     for positions, window in zip(taken, windows, strict=True):
-        assert positions == list(range(max(known, first_visible_block(6 * BLOCK, window, BLOCK)), 6))
+        assert positions == [at for at in FULL.within(window).visible_blocks(6, BLOCK) if at >= known]
     cache.commit_loaded(run.seq, 6 * BLOCK)
     cache.check_integrity()
     assert_true_content(cache, run)
@@ -67,7 +67,9 @@ def test_what_did_not_come_is_given_back(
     cache = make_cache(*[20] * len(windows), windows=windows)
     run = opened(cache)
     place(cache, run, 6 * BLOCK)
-    end = longest_run(0, 6, windows, BLOCK, lambda g, p: p < came and run.seq.tables[g][p] >= 0)
+    end = longest_run(
+        0, 6, [FULL.within(w) for w in windows], BLOCK, lambda g, p: p < came and run.seq.tables[g][p] >= 0
+    )
     cache.commit_loaded(run.seq, end * BLOCK)
     cache.check_integrity()
     assert all(len(table) == end for table in run.seq.tables)

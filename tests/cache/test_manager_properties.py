@@ -12,11 +12,14 @@ from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.keys import Extras
 from kvstrata.cache.layout import BlockLayout, LayerGroup
 from kvstrata.cache.manager import KVCache
-from kvstrata.cache.window import first_visible_block
+from kvstrata.cache.retention import FULL, Retention
 
 BLOCK, CHUNK = 4, 9
 TOKEN_LISTS = st.lists(st.integers(0, 1), min_size=1, max_size=34)
 SALTS = st.sampled_from(["", "x"])
+RETENTIONS = st.sampled_from(
+    [FULL, FULL, FULL, Retention(0, 5), Retention(2, 6), Retention(5, 1), Retention(0, 12), Retention(9, 4)]
+)
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -46,13 +49,20 @@ class CacheMachine(RuleBasedStateMachine):
     def _pick(self, data: st.DataObject) -> Run:
         return data.draw(st.sampled_from(self.runs))
 
-    @rule(tokens=TOKEN_LISTS, salt=SALTS, extra=st.integers(0, 12), ttl=st.sampled_from([None, None, 5.0]))
-    def open(self, tokens: list[int], salt: str, extra: int, ttl: float | None) -> None:
-        run = start(self.cache, tokens, salt=salt, reserve=len(tokens) + extra, ttl=ttl)
+    @rule(
+        tokens=TOKEN_LISTS,
+        salt=SALTS,
+        extra=st.integers(0, 12),
+        ttl=st.sampled_from([None, None, 5.0]),
+        retention=RETENTIONS,
+    )
+    def open(self, tokens: list[int], salt: str, extra: int, ttl: float | None, retention: Retention) -> None:
+        reserve = len(tokens) + extra
+        run = start(self.cache, tokens, salt=salt, reserve=reserve, ttl=ttl, retention=retention)
         if run is not None:
             self.runs.append(run)
         elif not self.runs and not self.pins:
-            assert len(tokens) + extra > self.cache.capacity_tokens, "an idle cache refused what fits"
+            assert reserve > self.cache.capacity(retention), "an idle cache refused what fits"
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data(), count=st.integers(1, CHUNK), late=st.booleans())
@@ -113,9 +123,9 @@ class CacheMachine(RuleBasedStateMachine):
         if self.cache.grow(run.seq, run.seq.num_computed + ahead):
             self.cache.truncate(run.seq, run.seq.num_computed)
 
-    @rule(tokens=TOKEN_LISTS, data=st.data())
-    def pin(self, tokens: list[int], data: st.DataObject) -> None:
-        keys = self.cache.chain(tokens, Extras()).keys
+    @rule(tokens=TOKEN_LISTS, retention=RETENTIONS, data=st.data())
+    def pin(self, tokens: list[int], retention: Retention, data: st.DataObject) -> None:
+        keys = self.cache.chain(tokens, Extras(retention=retention)).keys
         group = data.draw(st.sampled_from(range(len(self.cache.pools))))
         if keys and (blocks := self.cache.pin(data.draw(st.sampled_from(keys)), group)) is not None:
             self.pins.append((group, blocks))
@@ -134,20 +144,20 @@ class CacheMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.cache.reset()
 
-    @rule(tokens=TOKEN_LISTS, salt=SALTS)
-    def found_content_is_true(self, tokens: list[int], salt: str) -> None:
-        chain = self.cache.chain(tokens, Extras(salt=salt))
+    @rule(tokens=TOKEN_LISTS, salt=SALTS, retention=RETENTIONS)
+    def found_content_is_true(self, tokens: list[int], salt: str, retention: Retention) -> None:
+        chain = self.cache.chain(tokens, Extras(salt=salt, retention=retention))
         hit = self.cache.match(chain, len(tokens))
         assert hit % BLOCK == 0
         seq = self.cache.open(chain, hit, hit)
         if seq is None:
             return
-        for pool, table in zip(self.cache.pools, seq.tables, strict=True):
-            first = first_visible_block(hit, pool.layout.group.window, BLOCK)
-            assert NO_BLOCK not in table[first:]
-            for position in range(first * BLOCK, hit):
-                stored = pool.kv[table[position // BLOCK], 0, :, :, position % BLOCK]
-                assert (stored == mark(salt, tokens, position)).all()
+        for pool, table, seen in zip(self.cache.pools, seq.tables, seq.seen, strict=True):
+            for block in seen.visible_blocks(hit // BLOCK, BLOCK):
+                assert table[block] != NO_BLOCK
+                for position in range(block * BLOCK, (block + 1) * BLOCK):
+                    stored = pool.kv[table[block], 0, :, :, position % BLOCK]
+                    assert (stored == mark(salt, tokens, position, retention)).all()
         self.cache.release(seq)
 
     @invariant()

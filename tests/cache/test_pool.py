@@ -121,12 +121,15 @@ def test_scales_lie_after_the_values_of_their_block_and_move_with_it(name: str) 
     assert pool.scales is not None
     assert pool.kv.shape[:5] == pool.scales.shape[:5] == (3, 2, 2, 1, 4)
     assert pool.scales[1].data_ptr() - pool.kv[1].data_ptr() == pool.layout.values_bytes
-    assert pool.scales[1, 1, 1, 0, 3, -1:].data_ptr() + 2 - pool.kv[1].data_ptr() == pool.layout.payload_bytes
+    assert (
+        pool.scales[1, 1, 1, 0, 3, -1:].data_ptr() + pool.scales.element_size() - pool.kv[1].data_ptr()
+        == pool.layout.payload_bytes
+    )
     for block in range(3):
         pool.payload(block).zero_()
     pool.kv[2].view(torch.uint8).fill_(7)
-    pool.scales[2] = 0.5
+    pool.scales[2] = 3
     pool.copy_block(2, 0)
     assert torch.equal(pool.payload(0), pool.payload(2))
-    assert (pool.scales[0] == 0.5).all()
+    assert (pool.scales[0] == 3).all()
     assert not pool.payload(1).any()

@@ -37,7 +37,7 @@ def test_llama_2_7b_takes_32_gib_for_32_sequences_of_2048_tokens_in_fp16() -> No
         ("bf16", 256),
         ("fp8_e4m3", 128 + 2),
         ("int8", 128 + 2),
-        ("int4", 64 + 4 * 4),
+        ("int4", 64 + 8 * 2),
     ],
 )
 def test_a_format_counts_its_scales(fmt: str, bytes_a_vector: int) -> None:
@@ -46,7 +46,15 @@ def test_a_format_counts_its_scales(fmt: str, bytes_a_vector: int) -> None:
 
 def test_a_head_size_that_scales_do_not_divide_gets_one_more_scale() -> None:
     fmt = format_named("int4")
-    assert fmt.vector_bytes(80) + fmt.vector_scale_bytes(80) == 40 + 3 * 4
+    assert fmt.vector_bytes(80) + fmt.vector_scale_bytes(80) == 40 + 5 * 2
+
+
+def test_layers_in_another_format_count_with_its_bytes() -> None:
+    bf16 = format_named("bf16")
+    size = size_of("llama-3.1-8b", "int4", length=100, others={0: bf16, 31: bf16})
+    assert size.bytes_per_token == 2 * 8 * (30 * (64 + 8 * 2) + 2 * 256)
+    assert [(kind.num_layers, kind.format.name) for kind in size.kinds] == [(2, "bf16"), (30, "int4")]
+    assert "2 layers x 8 KV heads x 128 x 2 bytes" in sequence_formula(size)
 
 
 def test_a_window_stops_growing_when_it_is_full() -> None:

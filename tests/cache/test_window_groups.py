@@ -5,7 +5,7 @@ from driving import append, assert_true_content, compute, finish, hit, start
 from small import MakeCache
 
 from kvstrata.cache.index import NO_BLOCK
-from kvstrata.cache.window import first_visible_block, most_blocks
+from kvstrata.cache.retention import FULL
 
 A = list(range(100, 140))  # ten blocks of four
 
@@ -14,14 +14,15 @@ A = list(range(100, 140))  # ten blocks of four
 @pytest.mark.parametrize("position", [0, 1, 7, 8, 9, 40])
 def test_first_visible_block_holds_the_first_visible_position(position: int, window: int | None) -> None:
     seen = [at for at in range(position + 1) if window is None or at > position - window]
-    assert first_visible_block(position, window, 4) == seen[0] // 4
+    assert FULL.within(window).hidden_blocks(position, 4) == range(seen[0] // 4)
 
 
 @pytest.mark.parametrize("window", range(1, 12))
 @pytest.mark.parametrize("chunk", range(1, 10))
 def test_most_blocks_bounds_what_a_step_needs(window: int, chunk: int) -> None:
-    needed = [-(-(start + chunk) // 4) - first_visible_block(start, window, 4) for start in range(60)]
-    assert max(needed) <= most_blocks(window, chunk, 4) <= max(needed) + 1
+    seen = FULL.within(window)
+    needed = [-(-(start + chunk) // 4) - len(seen.hidden_blocks(start, 4)) for start in range(60)]
+    assert max(needed) <= (seen.most_blocks(chunk, 4) or 0) <= max(needed) + 1
 
 
 def test_blocks_no_query_can_see_leave_the_table_and_stay_findable(make_cache: MakeCache) -> None:

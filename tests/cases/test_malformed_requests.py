@@ -46,7 +46,12 @@ BODIES = {
     "huge whole priority": b'{"prompt": "a", "priority": 99999999999999999999}',
     "no ttl": b'{"prompt": "a", "kvstrata": {"ttl": 0}}',
     "unknown field": b'{"prompt": "a", "bogus": 1}',
-    "streamed echo with logprobs": b'{"prompt": "a", "echo": true, "logprobs": 1, "stream": true}',
+    "unknown field in a field": b'{"prompt": "a", "kvstrata": {"bogus": 1}}',
+    "a million values": b'{"prompt": [' + b"1," * 1_000_000 + b"1]}",
+    "sixty thousand unknown fields": json.dumps(
+        {"prompt": "a", **dict.fromkeys(map(str, range(60_000)))}
+    ).encode(),
+    "sixty thousand wrong ids": json.dumps({"prompt": [1] * 30_000 + [True] * 30_000}).encode(),
 }
 CHATS = {
     "no messages": b'{"messages": []}',

@@ -111,3 +111,17 @@ def test_generate_tells_what_came_from_tiers_and_what_did_not() -> None:
     refused = kvstrata("generate", "Hello", "--tier", "tape://x", *POOL)
     assert refused.returncode == 1
     assert "the kinds are" in refused.stderr
+
+
+def test_generate_takes_a_retention_and_refuses_one_that_cannot_be() -> None:
+    done = kvstrata("generate", "Hello", "--json", "--max-tokens", "40", "--retention", "sinks:4+20", *POOL)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["completion_tokens"] > 0
+    for wrong in ("sinks:-1", "window:0", "many"):
+        refused = kvstrata("generate", "Hello", "--retention", wrong, *POOL)
+        assert refused.returncode == 2
+        assert f"--retention is '{wrong}'" in " ".join(refused.stderr.split())
+        assert "sinks:4+1020" in " ".join(refused.stderr.replace("│", " ").split())
+    refused = kvstrata("generate", "Hello", "--retention", "window:100000", *POOL)
+    assert refused.returncode == 1
+    assert "the model was made for 8192" in refused.stderr

@@ -179,10 +179,46 @@ def test_a_replay_finds_what_a_cache_without_limit_would(tmp_path) -> None:
     asked: list[str] = []
     with toy_server(**ROOMY) as server:
         result = asyncio.run(_replay(server, turns, asked))
-    assert asked == ["cold"] * 2 + ["replay"] * 6
+    # Two of the six, spread: one asked cold before its turn, one after.
+    assert asked == ["cold", "replay", "replay", "replay", "replay", "cold", "replay", "replay"]
     assert result["of_unlimited"] == pytest.approx(1.0)
     assert 0.5 < result["cached_share"] < 1.0
     assert result["cold_requests"] == 2
+    assert result["cold_cached_tokens"] == 0
+    assert result["ttft_cold_p50_ms"] == result["cold_ttft_ms"]["p50"]
+
+
+def test_what_was_asked_cold_leaves_the_replay_its_room_in_the_pool() -> None:
+    # Prompts of 12 blocks: four of them and a cold one fit the pool, four and four cold ones do not.
+    texts = [letter * 40 for letter in "abcd"] * 3
+    turns = [recorded.Turn([{"role": "user", "content": text}], _tokens(text)) for text in texts]
+    with toy_server(blocks=80, max_model_len=60) as server:
+        result = asyncio.run(_replay(server, [turns], [], cold=12))
+        server.until_idle()
+    assert result["cold_requests"] == 12
+    assert result["cold_cached_tokens"] == 0
+    assert result["of_unlimited"] == pytest.approx(1.0)
+
+
+def test_the_comparison_is_over_the_same_requests() -> None:
+    pairs = [
+        (Outcome(ttft=0.1, cached_tokens=9), Outcome(ttft=1.0)),
+        (Outcome(ttft=0.3, cached_tokens=9), Outcome(ttft=0.9)),
+        (Outcome(ttft=0.4, cached_tokens=9), Outcome(ttft=0.8)),
+        (Outcome(ttft=9.0), Outcome(ttft=None)),  # has nothing to be compared with
+    ]
+    result = recorded.compared(pairs)
+    assert result["cold_requests"] == 3
+    assert result["ttft_warm_p50_ms"] == pytest.approx(300)
+    assert result["ttft_cold_p50_ms"] == pytest.approx(900)
+    assert result["ttft_p50_of_cold"] == pytest.approx(1 / 3)
+    assert result["ttft_of_cold_paired"] == {"p50": pytest.approx(1 / 3), "max": pytest.approx(0.5)}
+
+
+def test_places_are_spread_over_all_there_are() -> None:
+    assert recorded.spread(3, 9) == [0, 3, 6]
+    assert recorded.spread(4, 6) == [0, 1, 3, 4]
+    assert recorded.spread(9, 3) == [0, 1, 2]
 
 
 def test_a_replay_with_another_tokenizer_is_refused() -> None:
@@ -206,7 +242,17 @@ def _load(server: ToyServer, *arguments: str) -> list[str]:
     ]
 
 
-async def _replay(server: ToyServer, turns: list[list[recorded.Turn]], asked: list[str]) -> dict:
+def _tokens(text: str) -> list[int]:
+    return toy_tokenizer().encode(f"user: {text}/", parse_special=True)
+
+
+async def _replay(
+    server: ToyServer, turns: list[list[recorded.Turn]], asked: list[str], *, cold: int = 2
+) -> dict:
+    def advance(name: str) -> None:
+        asked.append(name)
+        server.toy.clock.now += 1.0
+
     return await recorded.replay(
-        remote(server.url), turns, cold=2, block_size=4, max_tokens=2, timeout=60.0, advance=asked.append
+        remote(server.url), turns, cold=cold, block_size=4, max_tokens=2, timeout=60.0, advance=advance
     )

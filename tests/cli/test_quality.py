@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from paged import PagedRun
 
-from kvstrata.engine.quality import windows
+from kvstrata.engine.quality import Quality, windows
 from kvstrata.errors import ConfigError
 from kvstrata.kernels import backend
 from kvstrata.models.decoder import Decoder
@@ -81,9 +82,40 @@ def test_json_has_the_promised_fields_and_the_ratio_to_other_weights(tmp_path: P
     assert result["ratio"] == pytest.approx(1, abs=0.2)
 
 
+@pytest.mark.usefixtures("smollm2_path")
+def test_several_formats_are_a_table_and_a_picture(tmp_path: Path) -> None:
+    file, picture = tmp_path / "text.txt", tmp_path / "picture.png"
+    file.write_text(TEXT)
+    arguments = ("--text", str(file), "--window", "0", "--bucket", "20", "--plot", str(picture), *POOL)
+    done = quality(*arguments, "--kv-dtype", "fp32,int8", "--weights", "fp32")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [run["kv_dtype"] for run in result["runs"]] == ["fp32", "int8"]
+    assert [run["ratio"] for run in result["runs"]] == [1, pytest.approx(1, abs=0.05)]
+    assert result["kv_dtype"] == "fp32"
+    whole = result["tokens"]
+    blocks = -(-(whole + 1) // 16)
+    fp32, int8 = (run["peak_cache_bytes"] for run in result["runs"])
+    assert fp32 == blocks * 16 * 30 * 2 * 3 * 64 * 4
+    assert int8 == blocks * 16 * 30 * 2 * 3 * (64 + 2) + blocks * (-(16 * 30 * 2 * 3 * 66) % 4096)
+    positions = [point["position"] for point in result["by_position"]]
+    assert positions[:2] == [10, 30]
+    assert len(positions) == -(-whole // 20)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_perplexity_by_position_is_that_of_each_bucket() -> None:
+    two = Quality(((1.0, 2.0, 3.0, 4.0, 5.0), (3.0, 2.0)))
+    points = dict(two.by_position(2))
+    assert points.keys() == {1, 3, 5}
+    assert [math.log(value) for value in points.values()] == pytest.approx([2.0, 3.5, 5.0])
+    assert (two.tokens, two.nll) == (7, 20 / 7)
+
+
 def test_windows_share_out_all_tokens_and_each_begins_as_the_model_wants() -> None:
     pieces = windows(list(range(10)), 5, (99,))
     assert pieces == [[99, 0, 1, 2, 3], [99, 4, 5, 6, 7], [99, 8, 9]]
+    assert windows(list(range(10)), 0, (99,)) == [[99, *range(10)]]
     assert windows([1, 2, 3], 2, ()) == [[1, 2]]  # a last token alone has nothing to be predicted from
 
 
@@ -97,6 +129,9 @@ def test_a_window_without_room_is_refused() -> None:
     ("arguments", "code", "message"),
     [
         (("--text", "no-such.txt"), 1, "no-such.txt"),
+        (("--kv-dtype", "fp32,int3"), 2, "--kv-dtype is 'int3'; choose one of fp32, bf16"),
+        (("--plot", "picture.txt"), 1, "--plot is 'picture.txt'; give a file ending in .png"),
+        (("--retrieval", "no-such.jsonl"), 1, "no-such.jsonl"),
         (("--against", "int3"), 2, "--against is 'int3'; choose one of auto, int8, int4, bf16, fp32"),
     ],
 )

@@ -165,3 +165,12 @@ def test_tls_files_that_are_none_show_before_a_model_is_loaded(
     assert cli_app.main(["serve", "--model", "/no/such/model", *arguments]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: tls_cert is {str(pem)!r} and tls_key is {str(pem)!r}; give PEM files")
+
+
+def test_the_help_tells_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_app.main(["serve", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "0 takes a free one. [8000]" in told
+    assert "Find the blocks of earlier requests again. [on]" in told
+    assert "[None]" not in told
+    assert "[False]" not in told

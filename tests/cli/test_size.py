@@ -57,6 +57,38 @@ def test_json_has_the_contracts_fields_and_the_known_total(
     assert len({row["kv_dtype"] for row in result["formats"]}) == 6
 
 
+def test_layers_kept_in_a_higher_format_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(tmp_path, CONFIGS["llama-2-7b"])
+    result = sized(capsys, path, "--kv-dtype", "int4", "--kv-dtype-skip-layers", "0,-1")
+    vector = 2 * 32 * 128  # of K and V of all heads
+    assert result["bytes_per_token"] == 30 * vector // 128 * (64 + 16) + 2 * vector * 2
+    assert [(layer["kv_dtype"], layer["num_layers"]) for layer in result["layers"]] == [
+        ("bf16", 2),
+        ("int4", 30),
+    ]
+    plain = {row["kv_dtype"]: row["bytes_per_token"] for row in result["formats"]}
+    assert plain["fp32"] == 32 * vector * 4  # bf16 would be a lower format there
+
+
+@pytest.mark.parametrize(
+    ("layers", "code", "message"),
+    [
+        ("0,x", 2, "it must be numbers of layers"),
+        ("32", 1, "the model's are 0 to 31"),
+        ("9,-50", 1, "has layer -50"),
+    ],
+)
+def test_layers_that_are_none_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layers: str, code: int, message: str
+) -> None:
+    path = write_config(tmp_path, CONFIGS["llama-2-7b"])
+    got, err = refused(capsys, path, "--kv-dtype-skip-layers", layers)
+    assert got == code
+    assert message in err
+
+
 def test_people_see_formula_factor_and_weights_beside_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvstrata.cache.retention import FULL
 from kvstrata.config import LoadMode
 from kvstrata.engine.cost import Costs, PrefillMeter, Present, plan
 from kvstrata.tiers.meter import Meter, Speed
@@ -13,7 +14,8 @@ MB = 1 << 20
 
 
 def present(*places: tuple[int, ...], windows: tuple[int | None, ...] = (None,), first: int = 0) -> Present:
-    return Present(first, places, windows, 16, (MB,) * len(places))
+    seen = tuple(FULL.within(window) for window in windows)
+    return Present(first, places, seen, 16, (MB,) * len(places))
 
 
 QUICK, SLOW = Speed(0.001, 1000 * MB), Speed(0.1, 10 * MB)

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from real import bits
 
 from kvstrata import LLM, RequestOptions, SamplingParams
 from kvstrata.errors import ConfigError, ModelError, RequestError
+from kvstrata.kernels import backend
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
@@ -202,3 +204,37 @@ def test_a_pool_too_small_for_one_block_says_what_would_do(smollm2_path: Path) -
         LLM(str(smollm2_path), kv_memory="900TiB", device="cpu")
     with pytest.raises(ConfigError, match="give an EngineConfig"):
         LLM(config=5)  # type: ignore[arg-type]
+
+
+def test_layers_kept_in_a_higher_format_have_groups_and_keys_of_their_own(smollm2_path: Path) -> None:
+    settings = {"kv_dtype": "int4", "kv_memory": "64MiB", "weights": "fp32"}
+    with (
+        LLM(str(smollm2_path), **settings) as plain,
+        LLM(str(smollm2_path), **settings, kv_dtype_skip_layers="0,1,-1") as skipping,
+    ):
+        layouts = [group.pool.layout for group in skipping.engine.cache.groups]
+        assert [(lay.format.name, len(lay.group.layers)) for lay in layouts] == [("int4", 27), ("bf16", 3)]
+        assert layouts[1].group.layers == (0, 1, 29)
+        assert plain.engine.cache.fingerprint != skipping.engine.cache.fingerprint
+        answers = skipping.generate(["A ship " * 20, "A ship " * 21], GREEDY)
+        assert answers[0].outputs[0].text
+    with pytest.raises(ConfigError, match="kv_dtype_skip_layers has layer 30; the model's are 0 to 29"):
+        LLM(str(smollm2_path), kv_dtype_skip_layers=[30])
+
+
+@pytest.mark.skipif(backend() == "reference", reason="the torch reference is not batch-invariant")
+@pytest.mark.parametrize("retention", ["full", "sinks:4+60"])
+def test_int4_without_what_keys_have_in_common_is_exact(smollm2_path: Path, retention: str) -> None:
+    """Cold, in small chunks, and after a hit in the pool: the same bits."""
+    params = SamplingParams(temperature=0, max_tokens=20, logprobs=2, ignore_eos=True)
+    settings = {"kv_dtype": "int4", "kv_memory": "32MiB", "weights": "auto", "retention": retention}
+    with (
+        LLM(str(smollm2_path), **settings) as llm,
+        LLM(str(smollm2_path), **settings, max_num_batched_tokens=17) as chunked,
+    ):
+        text = "The keeper writes the names of ships into the book. " * 12
+        cold = llm.generate(text, params)[0]
+        warm = llm.generate(text, params)[0]
+        assert warm.usage.cached_tokens > 0
+        assert bits(warm.outputs[0]) == bits(cold.outputs[0])
+        assert bits(chunked.generate(text, params)[0].outputs[0]) == bits(cold.outputs[0])

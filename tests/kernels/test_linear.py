@@ -107,8 +107,19 @@ def test_packed_weights_take_at_most_a_tenth_more_than_the_file(kind: str) -> No
     assert size - 64 <= (34 / 22 if kind == "Q5_0" else 1.1) * rows.size
 
 
+def test_int8_nearly_hits_the_values_of_a_four_bit_file() -> None:
+    rows = stored_rows("Q4_1", 40, 320)
+    values = quants.dequantize(rows, GGMLQuantizationType.Q4_1).astype(np.float32)
+    weight = pack("F32", (40, 320), values.view(np.uint8), target="int8")
+    groups = torch.from_numpy(values).view(40, -1, 32)
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    plain = (groups - (groups / scale).round() * scale).square().sum()
+    found = (weight.rows(torch.arange(40)).view_as(groups) - groups).square().sum()
+    assert found < 0.5 * plain
+
+
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize(("target", "levels"), [("int8", 254), ("int4", 15)])
+@pytest.mark.parametrize(("target", "levels"), [("int8", 2 * 112), ("int4", 15)])
 def test_quantising_errs_by_half_a_step(kind: str, target: str, levels: int) -> None:
     rows = stored_rows(kind, 20, 320)
     values = torch.from_numpy(rows).view(reference_pack.FLOATS[kind]).float()

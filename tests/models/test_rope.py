@@ -82,3 +82,24 @@ def test_yarn_without_truncation_moves_the_ramp() -> None:
 def test_yarn_with_both_ends_of_the_ramp_on_one_dimension_is_a_step() -> None:
     config = RopeConfig(10_000.0, "yarn", factor=4.0, original_max_position=2, beta_fast=32, beta_slow=32)
     assert inverse_frequencies(config, 16).isfinite().all()
+
+
+@pytest.mark.parametrize("config", [RopeConfig(10_000.0), LLAMA3])
+def test_far_positions_have_the_same_bits_whatever_is_asked_beside_them(config: RopeConfig) -> None:
+    positions = torch.tensor([0, 5, 8191, 8192, 8193, 20_000, 299_999, 8255, 8256])
+    together = RopeTable(config, 64, CPU).at(positions, 300_000)
+    for row, position in enumerate(positions.tolist()):
+        alone = RopeTable(config, 64, CPU).at(torch.tensor([position]), position + 1)
+        for part, own in zip(together, alone, strict=True):
+            assert torch.equal(part[row], own[0])
+    angles = torch.outer(positions.double(), inverse_frequencies(config, 64))
+    torch.testing.assert_close(together[0], angles.cos().float(), rtol=0, atol=1e-7)
+    torch.testing.assert_close(together[1], angles.sin().float(), rtol=0, atol=1e-7)
+
+
+def test_an_endless_stream_of_positions_keeps_a_bounded_table() -> None:
+    table = RopeTable(RopeConfig(10_000.0), 16, CPU)
+    for start in range(0, 200_000, 1000):
+        table.at(torch.arange(start, start + 1000), start + 1000)
+    kept = len(table._cos) + sum(len(cos) for cos, _ in table._pages.values())
+    assert kept <= 8192 + 128 * 64

@@ -118,6 +118,25 @@ def test_a_body_over_the_limit_is_413_by_its_length_and_by_its_bytes():
         assert server.post(prompt="abc").status_code == 200
 
 
+def test_a_body_of_more_values_than_prompts_can_need_is_413_before_it_is_parsed():
+    with toy_server(settings={"max_n": 2}) as server:
+        room = (1 << 16) + 2 * server.service.max_prompt_tokens
+        # As many marks as values, the fields' names included: {"prompt": [[], ... has 2 each and 3 more.
+        fits, not_any_more = (room - 2) // 2, (room - 2) // 2 + 1
+        assert server.post(prompt=[[]] * fits).json()["error"]["code"] == "invalid_value"
+        answer = server.post(prompt=[[]] * not_any_more)
+        assert answer.status_code == 413
+        assert answer.json()["error"]["code"] == "body_too_large"
+
+
+def test_an_unknown_field_is_named_with_its_place():
+    with toy_server() as server:
+        error = server.post(prompt="a", bogus=1).json()["error"]
+        assert (error["param"], error["message"]) == ("bogus", "bogus: there is no such field")
+        error = server.post(prompt="a", kvstrata={"bogus": 1}).json()["error"]
+        assert error["param"] == "kvstrata.bogus"
+
+
 def test_a_body_that_does_not_come_is_408():
     with toy_server(settings={"body_timeout": 0.05}) as server:
         with server.connect() as connection:

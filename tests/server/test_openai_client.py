@@ -154,6 +154,21 @@ def test_echo_gives_the_prompt_back_with_its_logprobs(complete):
     assert streamed == choice.text
 
 
+@pytest.mark.parametrize("max_tokens", [0, 5])
+def test_a_streamed_echo_has_the_logprobs_of_a_whole_one(complete, max_tokens: int):
+    asked = {"echo": True, "logprobs": 1, "n": 2, "max_tokens": max_tokens}
+    whole = complete(["The capital of France is", "Two"], **asked)
+    parts: dict[int, list] = {index: [] for index in range(4)}
+    for chunk in complete(["The capital of France is", "Two"], stream=True, **asked):
+        for choice in chunk.choices:
+            parts[choice.index].append(choice)
+    for choice in whole.choices:
+        told = [part.logprobs for part in parts[choice.index] if part.logprobs is not None]
+        assert "".join(part.text for part in parts[choice.index]) == choice.text
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [entry for each in told for entry in getattr(each, name)] == getattr(choice.logprobs, name)
+
+
 def test_prompts_may_be_token_ids(complete):
     assert complete([504, 3575, 282, 4649, 314]).choices[0].text == complete().choices[0].text
     both = complete([[504, 3575], [282, 4649, 314]], max_tokens=2)
@@ -194,7 +209,7 @@ def test_the_model_is_listed_and_found(client, server):
         ({"top_logprobs": 2}, openai.BadRequestError, "top_logprobs"),
         ({"extra_body": {"bogus": 1}}, openai.BadRequestError, "bogus"),
         (
-            {"extra_body": {"kvstrata": {"retention": "window:64"}}},
+            {"extra_body": {"kvstrata": {"retention": "sinks:-1"}}},
             openai.BadRequestError,
             "kvstrata.retention",
         ),
@@ -207,6 +222,16 @@ def test_mistakes_are_the_clients_errors_and_name_the_field(ask, wrong, kind, pa
     assert caught.value.param == param
     assert caught.value.body["type"] in ("invalid_request_error", "not_found_error")
     assert str(wrong.get(param, "")) in caught.value.body["message"] or param in caught.value.body["message"]
+
+
+def test_a_request_chooses_what_its_queries_see(complete):
+    prompt = "The lighthouse keeper wrote the same sentence into his book every evening. " * 4
+    answers = {
+        retention: complete(prompt, extra_body={"kvstrata": {"retention": retention}}).choices[0].text
+        for retention in ("full", "window:2", "sinks:4+200", None)
+    }
+    assert answers[None] == answers["full"] == answers["sinks:4+200"]
+    assert answers["window:2"] != answers["full"]
 
 
 def test_a_prompt_that_is_too_long_is_told_with_the_limit(ask, complete):

@@ -1,10 +1,13 @@
 """The bundle for machines without a network: its checksums, its bytes and, at full size, its installation."""
 
+import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -91,6 +94,35 @@ def test_another_python_is_refused_with_the_one_that_fits(bundle: ModuleType, st
 
 def test_the_version_is_read_from_the_wheel(bundle: ModuleType, stage: Path):
     assert bundle.kvstrata_version(stage / "wheels") == "0.1.0"
+
+
+def test_the_bundle_has_what_the_command_lines_tests_import(bundle: ModuleType):
+    tests = ROOT / "tests"
+    ours = {path.stem for folder in (tests, tests / "cli") for path in folder.glob("*.py")} | {"kvstrata"}
+    wanted = {
+        name.split(".")[0]
+        for path in [*tests.glob("*.py"), *(tests / "cli").glob("*.py")]
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = (project["optional-dependencies"][name] for name in bundle.EXTRAS.split(","))
+    declared = [*project["dependencies"], *(each for extra in extras for each in extra)]
+    brought = {re.split(r"[^\w-]", each)[0] for each in declared} | set(bundle.TEST_PACKAGES)
+    modules = {name.replace("-", "_") for name in brought}
+    # Of what is declared, more comes along; of what tests import, only this.
+    assert wanted - ours - sys.stdlib_module_names - modules <= {"packaging"}
+
+
+def test_the_installer_installs_what_the_bundle_brings_for_tests(bundle: ModuleType):
+    [named] = re.findall(r"tests=\((\w.*)\)", (ROOT / "scripts" / "install.sh").read_text())
+    assert tuple(named.split()) == bundle.TEST_PACKAGES
 
 
 @pytest.mark.slow

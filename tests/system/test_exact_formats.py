@@ -93,6 +93,34 @@ def test_with_blocks_from_a_tier(model: RealModel, fmt: str, kind: str, tmp_path
     served.close()
 
 
+@pytest.mark.parametrize("path", ["smollm2_path", "gemma_path"])
+def test_with_layers_kept_in_bf16(path: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The last layers, and the first ones: theirs are groups of their own, in Gemma two of them."""
+    layers = "0,5,-1"
+    source = request.getfixturevalue(path)
+    model = RealModel.load(
+        source, weights="auto", apart=frozenset({0, 5, 29 if path == "smollm2_path" else 17})
+    )
+    settings = {"kv_dtype": "int4", "skip_layers": layers}
+
+    def tiers(context: StoreContext) -> list[Tier]:
+        return [open_tier(f"disk://{tmp_path}/store?size=512MiB", context)]
+
+    ids = prompt(model, 640)
+    cold = answer(serve(model.engine(**settings, token_budget=77), {"x": ids})["x"])  # type: ignore[arg-type]
+    served = model.engine(**settings, tiers=tiers)  # type: ignore[arg-type]
+    assert {group.pool.layout.format.name for group in served.cache.groups} == {"int4", "bf16"}
+    serve(served, {"first": [*ids[:-1], 7]}, ONE)
+    pooled = serve(served, {"pooled": ids})["pooled"]
+    served.drain()
+    served.reset_cache()
+    loaded = serve(served, {"loaded": ids})["loaded"]
+    for warm, where in ((pooled, "pool"), (loaded, "disk")):
+        assert warm.usage.cached_by_source[where] == 639 // BLOCK * BLOCK
+        assert answer(warm) == cold
+    served.close()
+
+
 def test_after_preemption(model: RealModel, fmt: str) -> None:
     asked = {str(n): prompt(model, 60 + n, start=29 * n) for n in range(4)}
     longer = SamplingParams(temperature=0, max_tokens=30, logprobs=3, ignore_eos=True)

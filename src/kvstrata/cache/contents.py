@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 from kvstrata.cache.group import CacheGroup, EvictReason, HeldKeys
@@ -37,8 +38,9 @@ class Watcher(Protocol):
 class Contents:
     """The prefix index over the blocks of all groups, and the rules by which content comes and goes.
 
-    A node whose block of a full-attention group goes leaves with all its blocks, since no hit can reach them;
-    one whose deadline has come leaves with all after it, for the same reason.
+    A node whose block of a full-attention group goes leaves with all its blocks, and with those after it,
+    since no hit can reach them: but for content that depends on a retention, whose hits need what is visible
+    only, and for what somebody holds. One whose deadline has come leaves with all after it.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Contents:
     def find(self, chain: KeyChain, max_blocks: int) -> list[Node]:
         """Nodes of the longest hit of at most `max_blocks` blocks."""
         nodes = self.index.walk(chain, max_blocks, self._clock())
-        del nodes[longest_hit(nodes, self._groups) :]
+        del nodes[longest_hit(nodes, self._groups, chain.retention) :]
         self._last_hit = (chain, nodes)
         return nodes
 
@@ -93,7 +95,12 @@ class Contents:
             position = seq.num_published
             node = None
             if seq.tip.live:
-                node = self.index.child(seq.tip, seq.chain.keys[position], seq.chain.contents[position])
+                node = self.index.child(
+                    seq.tip,
+                    seq.chain.keys[position],
+                    seq.chain.contents[position],
+                    hides=seq.chain.hides(position),
+                )
             if node is not None:
                 limit = math.inf if deadlines is None else deadlines.get(position, math.inf)
                 self._settle(seq, position, node, now, limit, loaded=deadlines is not None)
@@ -108,12 +115,12 @@ class Contents:
     def used(self, group: CacheGroup, blocks: Sequence[int], *, slipped: bool = False) -> None:
         """Note that these published blocks have no holder from now on.
 
-        slipped: they left the window of a running sequence; meaningful for window groups only.
+        slipped: they left the window of a running sequence; noted where all who use them have that window.
         """
         now = self.now()
         nodes = [node for block in blocks if (node := group.nodes[block]) is not None]
-        if group.window is not None:
-            for node in nodes:
+        for node in nodes:
+            if group.window is not None or node.hides:
                 group.mark_slipped(node, slipped, now)
         keys = [node.key for node in nodes]
         group.policy.touch(keys, now)
@@ -186,17 +193,31 @@ class Contents:
             self.watcher.published(node.key, group.number, meta, loaded=loaded)
 
     def _evict_one(self, group: CacheGroup) -> None:
-        for key in group.policy.victims(1, self._held[group.number], self._clock()):
+        keys = group.policy.victims(1, self._held[group.number], self._clock())
+        for key in keys or self._behind_the_held(group):
             node = self.index.get(key)
             if node is None:
                 raise IntegrityError(f"group {group.number}: the policy chose a key that cannot be found")
-            if group.window is None:
-                reasons: list[EvictReason] = ["unreachable"] * len(self._groups)
-                reasons[group.number] = "space"
-                self._drop(node, reasons)
+            if group.window is None and not node.hides:
+                self._drop_unreachable(node, group)
             else:
                 self._forget(group, node, "space")
                 self.index.prune(node)
+
+    def _behind_the_held(self, group: CacheGroup) -> list[bytes]:
+        """A cached block that the policy keeps for one after it, whose holder sees only that one any more."""
+        idle = (node for block, node in enumerate(group.nodes) if node and not group.pool.refs[block])
+        return [node.key for node in islice(idle, 1)]
+
+    def _drop_unreachable(self, top: Node, evicted: CacheGroup) -> None:
+        """Forget the block of a node that is evicted, and what no hit can reach without it, last first."""
+        for node in reversed(self.index.subtree(top, hiding=False)):
+            for group in self._groups:
+                if node is top and group is evicted:
+                    self._forget(group, node, "space")
+                elif node is top or not group.pool.refs[node.blocks[group.number]]:
+                    self._forget(group, node, "unreachable")
+            self.index.prune(node)
 
     def _drop(self, top: Node, reasons: Sequence[EvictReason]) -> None:
         """Forget all blocks of a node and of those after it, last first."""
@@ -217,7 +238,7 @@ class Contents:
 def _meta(seq: CacheSequence, group: CacheGroup, position: int, node: Node, now: float) -> Meta:
     end = (position + 1) * group.block_size
     return Meta(
-        parent=seq.chain.parent(position),
+        parent=b"" if node.hides else seq.chain.parent(position),
         group=group.number,
         depth=position,
         bytes=group.pool.layout.payload_bytes,

@@ -1,7 +1,7 @@
 """The formats in which keys and values can be stored, by name.
 
 The 8-bit formats keep one bf16 scale for each token and head vector, whose range no key or value leaves; int4
-keeps an fp16 scale and an fp16 minimum for each 32 channels.
+keeps a scale and a zero, a byte each, for each 16 channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMATS: dict[str, KVFormat] = {
         KVFormat("fp16", bits=16),
         KVFormat("fp8_e4m3", bits=8, scale_bytes=2, scale_group=-1),
         KVFormat("int8", bits=8, scale_bytes=2, scale_group=-1),
-        KVFormat("int4", bits=4, scale_bytes=4, scale_group=32),
+        KVFormat("int4", bits=4, scale_bytes=2, scale_group=16, centred=True),
     )
 }
 
@@ -32,7 +32,7 @@ POOL_DTYPES: dict[str, torch.dtype] = {
     "int8": torch.int8,
     "int4": torch.uint8,  # two a byte
 }
-_SCALE_DTYPES = {"fp8_e4m3": torch.bfloat16, "int8": torch.bfloat16, "int4": torch.float16}
+_SCALE_DTYPES = {"fp8_e4m3": torch.bfloat16, "int8": torch.bfloat16, "int4": torch.uint8}
 
 
 def format_named(name: str) -> KVFormat:
@@ -41,6 +41,11 @@ def format_named(name: str) -> KVFormat:
         return FORMATS[name]
     except KeyError:
         raise ConfigError(f"KV format {name!r} is unknown: choose one of {', '.join(FORMATS)}") from None
+
+
+def is_higher(name: str, other: str) -> bool:
+    """Whether the format called `name` is another than `other`, and has at least its bits."""
+    return name != other and format_named(name).bits >= format_named(other).bits
 
 
 def pool_dtype(fmt: KVFormat) -> torch.dtype:

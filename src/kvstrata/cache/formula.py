@@ -23,7 +23,7 @@ def _term(kind: KindSize, size: CacheSize) -> str:
     tokens = f"{size.length:,} tokens"
     if kind.layer.window is not None:
         tokens = f"min({size.length:,}, {kind.layer.window:,}) tokens"
-    return f"{_vectors(kind.layer.vectors, layers, size.format)} x {tokens}"
+    return f"{_vectors(kind.layer.vectors, layers, kind.format)} x {tokens}"
 
 
 def _vectors(vectors: Sequence[VectorSet], layers: str, fmt: KVFormat) -> str:

@@ -13,7 +13,7 @@ from kvstrata.cache.layout import BlockLayout
 from kvstrata.cache.policies import make_policy
 from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
-from kvstrata.cache.window import most_blocks
+from kvstrata.cache.retention import Retention
 
 EvictReason = Literal["space", "expired", "unreachable", "reset", "wrong"]
 
@@ -23,8 +23,8 @@ class CacheGroup:
 
     nodes: by physical block, the index node whose content it holds (published) or None (private). metas:
     what the policy was told of it. reserved: blocks promised to sequences, always covered by free and
-    cached ones, for every cached block can be evicted: whoever holds a block holds all before it, or, in a
-    window group, needs none.
+    cached ones, for every cached block can be evicted: whoever holds a block holds all before it, or needs
+    none, as in a window group or under a retention.
     """
 
     def __init__(
@@ -49,27 +49,25 @@ class CacheGroup:
         self.copies = 0
         self.published = 0
         self.merged = 0
-        self._most_blocks = (
-            None if self.window is None else most_blocks(self.window, max_chunk, self.block_size)
-        )
+        self._max_chunk = max_chunk
 
     @property
     def unreserved(self) -> int:
         """Free or cached blocks that are promised to nobody."""
         return self.pool.num_free + self.pool.num_cached - self.reserved
 
-    @property
-    def capacity_blocks(self) -> int | None:
+    def capacity_blocks(self, retention: Retention) -> int | None:
         """Blocks of the longest sequence that this group alone can hold; None if there is no limit."""
-        if self._most_blocks is not None and self.pool.num_blocks >= self._most_blocks:
-            return None
-        return self.pool.num_blocks
+        most = retention.within(self.window).most_blocks(self._max_chunk, self.block_size)
+        return None if most is not None and self.pool.num_blocks >= most else self.pool.num_blocks
 
-    def promise(self, remaining: int, alive: int) -> int:
-        """Blocks to reserve for a sequence that has `alive` blocks and is to fill `remaining` more."""
-        if self._most_blocks is None:
-            return remaining
-        return min(remaining, max(0, self._most_blocks - alive))
+    def promise(self, seen: Retention, remaining: int, alive: int) -> int:
+        """Blocks to reserve for a sequence that has `alive` blocks and is to fill `remaining` more.
+
+        seen: which tokens its queries see in this group.
+        """
+        most = seen.most_blocks(self._max_chunk, self.block_size)
+        return remaining if most is None else min(remaining, max(0, most - alive))
 
     def publish(self, block: int, node: Node, meta: Meta) -> None:
         """Make a held block findable as the content of `node`."""

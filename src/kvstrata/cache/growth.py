@@ -6,7 +6,6 @@ from kvstrata.cache.contents import Contents
 from kvstrata.cache.group import CacheGroup
 from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.table import CacheSequence
-from kvstrata.cache.window import first_visible_block
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -35,11 +34,14 @@ def copy_tail(contents: Contents, seq: CacheSequence, group: CacheGroup, shared:
 
 def slip(contents: Contents, seq: CacheSequence, group: CacheGroup) -> None:
     """Let go of the blocks that the window has moved past."""
-    table, start = seq.tables[group.number], seq.slipped[group.number]
-    first = first_visible_block(seq.num_computed, group.window, group.block_size)
-    gone = [block for block in table[start:first] if block != NO_BLOCK]
-    table[start:first] = [NO_BLOCK] * (first - start)
-    seq.slipped[group.number] = max(start, first)
+    table = seq.tables[group.number]
+    hidden = seq.seen[group.number].hidden_blocks(seq.num_computed, group.block_size)
+    if not hidden or hidden.stop <= seq.slipped[group.number]:
+        return
+    start = max(hidden.start, seq.slipped[group.number])
+    gone = [block for block in table[start : hidden.stop] if block != NO_BLOCK]
+    table[start : hidden.stop] = [NO_BLOCK] * (hidden.stop - start)
+    seq.slipped[group.number] = hidden.stop
     give_back(contents, seq, group, gone, slipped=True)
 
 
@@ -61,7 +63,8 @@ def give_back(
     contents.used(group, group.pool.release(blocks), slipped=slipped)
     table = seq.tables[group.number]
     remaining = max(0, blocks_for(seq.reserve_tokens, group.block_size) - len(table))
-    wanted = group.promise(remaining, len(seq.blocks(group.number))) - seq.reserved[group.number]
+    seen = seq.seen[group.number]
+    wanted = group.promise(seen, remaining, len(seq.blocks(group.number))) - seq.reserved[group.number]
     renewed = min(group.unreserved - before, max(0, wanted))
     seq.reserved[group.number] += renewed
     group.reserved += renewed
@@ -72,19 +75,20 @@ def place_for_load(
 ) -> list[list[int]] | None:
     """Take blocks for content that comes from outside, up to `num_blocks`; positions taken, by group.
 
-    In window groups only those that the token after can see. None, with nothing changed, if the room is not
+    Only those that the token after can see. None, with nothing changed, if the room is not
     there.
     """
     wanted: list[list[int]] = []
     for group, table in zip(groups, seq.tables, strict=True):
-        first = first_visible_block(num_blocks * group.block_size, group.window, group.block_size)
-        wanted.append(list(range(max(first, len(table)), num_blocks)))
+        visible = seq.seen[group.number].visible_blocks(num_blocks, group.block_size)
+        wanted.append([position for position in visible if position >= len(table)])
         if len(wanted[-1]) - seq.reserved[group.number] > group.unreserved:
             return None
     for group, table, positions in zip(groups, seq.tables, wanted, strict=True):
         own = min(len(positions), seq.reserved[group.number])
         seq.reserved[group.number] -= own
         group.reserved -= own
-        table.extend([NO_BLOCK] * (num_blocks - len(positions) - len(table)))
-        table.extend([contents.take_block(group) for _ in positions])
+        table.extend([NO_BLOCK] * (num_blocks - len(table)))
+        for position in positions:
+            table[position] = contents.take_block(group)
     return wanted

@@ -19,12 +19,15 @@ class Node:
     """One full block's content. blocks: physical block by group, -1 where the group has none.
 
     content: what `KeyChain.contents` has of it. depth: block position, -1 for the root. deadline: from when
-    on it is not served. live: whether the index has it still.
+    on it is not served. live: whether the index has it still. hides: whether its content depends on a
+    retention, as that of all after it then does: it is found without the blocks before it.
     """
 
-    __slots__ = ("blocks", "children", "content", "deadline", "depth", "key", "live", "parent")
+    __slots__ = ("blocks", "children", "content", "deadline", "depth", "hides", "key", "live", "parent")
 
-    def __init__(self, key: bytes, parent: Node | None, content: bytes, num_groups: int) -> None:
+    def __init__(
+        self, key: bytes, parent: Node | None, content: bytes, num_groups: int, *, hides: bool = False
+    ) -> None:
         self.key = key
         self.parent = parent
         self.content = content
@@ -33,6 +36,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.deadline = math.inf
         self.live = True
+        self.hides = hides
 
     @property
     def empty(self) -> bool:
@@ -41,13 +45,17 @@ class Node:
 
 
 class PrefixIndex:
-    """All content that can be found. collisions: how often a key was there with other content behind it."""
+    """All content that can be found. collisions: how often a key was there with other content behind it.
+
+    gaps: whether content was here that is found without all blocks before it.
+    """
 
     def __init__(self, root_key: bytes, num_groups: int) -> None:
         self._num_groups = num_groups
         self._nodes: dict[bytes, Node] = {}
         self.root = Node(root_key, None, b"", num_groups)
         self.collisions = 0
+        self.gaps = False
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -78,13 +86,14 @@ class PrefixIndex:
             parent = node
         return found
 
-    def child(self, parent: Node, key: bytes, content: bytes) -> Node | None:
+    def child(self, parent: Node, key: bytes, content: bytes, *, hides: bool = False) -> Node | None:
         """The node of this content after `parent`, made if need be; None if other content has its key
         already.
         """
         node = self._nodes.get(key)
         if node is None:
-            node = Node(key, parent, content, self._num_groups)
+            node = Node(key, parent, content, self._num_groups, hides=hides)
+            self.gaps |= hides
             self._nodes[key] = node
             parent.children[key] = node
         elif node.parent is not parent or node.content != content:
@@ -106,10 +115,11 @@ class PrefixIndex:
             node.live = False
         self._nodes.clear()
         self.root = Node(self.root.key, None, b"", self._num_groups)
+        self.gaps = False
 
-    def subtree(self, node: Node) -> list[Node]:
-        """The node and all after it, parents before children."""
+    def subtree(self, node: Node, *, hiding: bool = True) -> list[Node]:
+        """The node and all after it, parents before children; without `hiding`, not those that hide."""
         nodes = [node]
         for each in nodes:
-            nodes.extend(each.children.values())
+            nodes.extend(child for child in each.children.values() if hiding or not child.hides)
         return nodes

@@ -32,8 +32,9 @@ def _verify_blocks(group: CacheGroup, sequences: Collection[CacheSequence]) -> N
     for seq in sequences:
         blocks = seq.blocks(group.number)
         _require(len(set(blocks)) == len(blocks), group, "a table has a block twice")
+        table = seq.tables[group.number]
         _require(
-            all(block == NO_BLOCK for block in seq.tables[group.number][: seq.slipped[group.number]]),
+            [block for block in table if block != NO_BLOCK] == blocks,
             group,
             "a block is in a table before the window",
         )
@@ -82,14 +83,17 @@ def _verify_reservations(group: CacheGroup, sequences: Collection[CacheSequence]
 
 
 def _verify_tree(groups: Collection[CacheGroup], index: PrefixIndex) -> None:
-    """Nodes hang together, and in full-attention groups what is after a block is there only with it."""
+    """Nodes hang together, and in full-attention groups what is after a block is there only with it.
+
+    The latter as long as no retention was in use: its sequences let go of blocks and keep those after them.
+    """
     for node in index:
         parent = node.parent
         linked = parent is not None and parent.live and parent.children.get(node.key) is node
         if not (linked and node.live and (node.children or not node.empty)):
             raise IntegrityError(f"the index node at depth {node.depth} is not where it belongs")
         for group in groups:
-            if group.window is None:
+            if group.window is None and not index.gaps:
                 block = node.blocks[group.number]
                 _require(block != NO_BLOCK, group, f"found content at depth {node.depth} has no block")
                 above = NO_BLOCK if parent is None or parent is index.root else parent.blocks[group.number]

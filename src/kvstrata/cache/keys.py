@@ -16,9 +16,12 @@ from hashlib import sha256
 import numpy as np
 import numpy.typing as npt
 
+from kvstrata.cache.retention import FULL, Retention
+
 KEY_BYTES = 32
 SEGMENT_BLOCKS = 16  # blocks of a chain that are placed, leased and looked up together
 SEGMENT_BYTES = 8  # of a segment's name
+_RETENTION = b"retention"
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 
@@ -27,17 +30,23 @@ TokenIds = Sequence[int] | npt.NDArray[np.integer]
 class Extras:
     """What separates caches of the same tokens.
 
-    salt: chosen by the caller; adapter: weights on top of the model's.
+    salt: chosen by the caller; adapter: weights on top of the model's. retention: which tokens a query sees;
+    it separates only blocks in which some token hides others, since up to there K and V are the same.
     """
 
     salt: str = ""
     adapter: str = ""
+    retention: Retention = FULL
 
     def encode(self) -> bytes:
         """Each field that is set, as type, length and UTF-8 text, so that no two different extras encode
-        alike.
+        alike; without the retention.
         """
         return _field(b"salt", self.salt) + _field(b"adapter", self.adapter)
+
+    def encode_hiding(self) -> bytes:
+        """The same for blocks that depend on the retention."""
+        return self.encode() + _field(_RETENTION, "" if self.retention.is_full else str(self.retention))
 
 
 def _field(kind: bytes, text: str) -> bytes:
@@ -49,13 +58,23 @@ def _field(kind: bytes, text: str) -> bytes:
 
 def salt_of(encoded: bytes) -> str:
     """The salt in what `Extras.encode` gave; empty where it has none or is of no known form."""
+    value = _value(encoded, b"salt")
+    return "" if value is None else value.decode(errors="replace")
+
+
+def hides(encoded: bytes) -> bool:
+    """Whether these extras are of a block that depends on a retention, and so is found without all before."""
+    return _value(encoded, _RETENTION) is not None
+
+
+def _value(encoded: bytes, wanted: bytes) -> bytes | None:
     place = 0
     while place < len(encoded):
         kind, place = _framed(encoded, place)
         value, place = _framed(encoded, place)
-        if kind == b"salt":
-            return value.decode(errors="replace")
-    return ""
+        if kind == wanted:
+            return value
+    return None
 
 
 def _framed(encoded: bytes, place: int) -> tuple[bytes, int]:
@@ -87,22 +106,38 @@ def _contents(tokens: array[int], num_blocks: int, extras: bytes) -> list[bytes]
     return [content for (content,) in struct.iter_unpack(f"{rows.shape[1]}s", rows.data)]
 
 
+NO_EXTRAS = Extras()
+
+
 class KeyChain:
     """The tokens of one sequence and the keys of its full blocks, each computed once.
 
-    root: the first parent, the model fingerprint. extras: of `Extras.encode`. tokens: array of u32. keys:
+    root: the first parent, the model fingerprint. own_from: the first block that carries the retention, None
+    where none does. tokens: array of u32. keys:
     one for each full block. contents: for each full block the bytes that were hashed after the parent's key
     (token ids and extras), which is what tells two blocks apart whose keys collide.
     """
 
-    __slots__ = ("block_size", "contents", "digest_bytes", "extras", "keys", "root", "tokens")
+    __slots__ = (
+        "_encoded",
+        "block_size",
+        "contents",
+        "digest_bytes",
+        "extras",
+        "keys",
+        "own_from",
+        "root",
+        "tokens",
+    )
 
     def __init__(
-        self, root: bytes, block_size: int, extras: bytes = b"", digest_bytes: int = KEY_BYTES
+        self, root: bytes, block_size: int, extras: Extras = NO_EXTRAS, digest_bytes: int = KEY_BYTES
     ) -> None:
         self.root = root
         self.block_size = block_size
         self.extras = extras
+        self.own_from = extras.retention.own_from(block_size)
+        self._encoded = (extras.encode(), extras.encode_hiding())
         self.digest_bytes = digest_bytes
         self.tokens = array("I")
         self.keys: list[bytes] = []
@@ -119,13 +154,30 @@ class KeyChain:
             self.tokens.fromlist(token_ids)  # takes a third of the time of extend
         else:
             self.tokens.extend(token_ids)
-        first, full = len(self.keys), len(self.tokens) // self.block_size
-        if full > first:
-            self._append_keys(first, full)
+        full = len(self.tokens) // self.block_size
+        own_from = full if self.own_from is None else min(full, self.own_from)
+        for end in (own_from, full):
+            if end > len(self.keys):
+                self._append_keys(len(self.keys), end)
+
+    @property
+    def retention(self) -> Retention:
+        """Which tokens a query of this sequence sees."""
+        return self.extras.retention
+
+    def hides(self, block: int) -> bool:
+        """Whether a token of this block hides others, so that its content depends on the retention."""
+        return self.own_from is not None and block >= self.own_from
+
+    def encoded_extras(self, block: int) -> bytes:
+        """What is hashed of the extras for a block."""
+        return self._encoded[self.hides(block)]
 
     def _append_keys(self, first: int, full: int) -> None:
         contents = _contents(
-            self.tokens[first * self.block_size : full * self.block_size], full - first, self.extras
+            self.tokens[first * self.block_size : full * self.block_size],
+            full - first,
+            self.encoded_extras(first),
         )
         key, keep, keys = self.parent(first), self.digest_bytes, self.keys
         fresh = sha256().copy  # half the time of a new sha256() for each block

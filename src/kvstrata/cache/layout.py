@@ -7,7 +7,10 @@ contiguous, aligned piece that a tier can move as it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from kvstrata.errors import ConfigError
 
 ALIGNMENT = 4096  # bytes; pages, and O_DIRECT's usual granularity
 
@@ -17,13 +20,15 @@ class KVFormat:
     """How one key or value vector is stored.
 
     bits: per element. scale_bytes: per scale group. scale_group: elements that share a scale (0: none;
-    -1: the whole head vector).
+    -1: the whole head vector). centred: keys are stored without what they have in common, which is worth it
+    where bits are few.
     """
 
     name: str
     bits: int
     scale_bytes: int = 0
     scale_group: int = 0
+    centred: bool = False
 
     def vector_bytes(self, head_dim: int) -> int:
         """Bytes of one head's vector of `head_dim` elements, without scales."""
@@ -74,3 +79,14 @@ class BlockLayout:
     def stride_bytes(self) -> int:
         """Distance between blocks in the pool."""
         return -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def check_layouts(layouts: Sequence[BlockLayout], num_blocks: Sequence[int]) -> None:
+    """Raise ConfigError unless these are the layouts and pool sizes of the groups of one cache."""
+    if not layouts or len(layouts) != len(num_blocks):
+        raise ConfigError(
+            f"{len(layouts)} layouts, {len(num_blocks)} pool sizes: give one of each a layer group"
+        )
+    sizes = {layout.block_size for layout in layouts}
+    if len(sizes) > 1 or min(sizes) < 1:
+        raise ConfigError(f"block sizes are {sorted(sizes)}: all layer groups share one, of at least 1 token")

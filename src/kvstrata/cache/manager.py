@@ -6,9 +6,8 @@ all back. A sequence that is preempted is released and opened again later. One t
 
 Three rules keep it simple. Content is published in order, under the block before it, so what can be found
 is a tree. Where a block's content is there already when it is committed, the sequence takes the one that is
-there and gives up its own, so whoever holds a block of a full-attention group holds all before it, and
-every cached block can be evicted, tails first. And what is promised to sequences never exceeds free and
-cached blocks.
+there and gives up its own, so whoever holds a block of a full-attention group holds those before it that it
+still sees, and every cached block can be evicted. And what is promised never exceeds free and cached blocks.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from kvstrata.cache.growth import blocks_for, copy_tail, place_for_load, shared_
 from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.integrity import verify
 from kvstrata.cache.keys import KEY_BYTES, Extras, KeyChain, TokenIds
-from kvstrata.cache.layout import BlockLayout
+from kvstrata.cache.layout import BlockLayout, check_layouts
 from kvstrata.cache.lifetimes import Lifetimes
 from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
+from kvstrata.cache.retention import FULL, Retention
 from kvstrata.cache.stats import CacheStats, collect
 from kvstrata.cache.table import CacheSequence
-from kvstrata.cache.window import first_visible_block
 from kvstrata.errors import ConfigError
 
 
@@ -65,7 +64,7 @@ class KVCache:
         on_evict: OnEvict | None = None,
         on_publish: OnPublish | None = None,
     ) -> None:
-        _check_layouts(layouts, num_blocks)
+        check_layouts(layouts, num_blocks)
         _check_ttl(ttl)
         if max_chunk < 1:
             raise ConfigError(f"max_chunk is {max_chunk}: a step computes at least 1 token")
@@ -91,21 +90,24 @@ class KVCache:
 
     @property
     def capacity_tokens(self) -> int:
+        """Tokens of the longest single sequence that sees all of them and fits in all groups."""
+        return self.capacity(FULL)
+
+    def capacity(self, retention: Retention) -> int:
         """Tokens of the longest single sequence that fits in all groups; sys.maxsize if any does."""
-        limits = [group.capacity_blocks for group in self.groups]
+        limits = (group.capacity_blocks(retention) for group in self.groups)
         return min((limit * self.block_size for limit in limits if limit is not None), default=sys.maxsize)
 
     def chain(self, token_ids: TokenIds, extras: Extras) -> KeyChain:
         """The keys of a sequence of tokens under this cache's model."""
-        chain = KeyChain(self.fingerprint, self.block_size, extras.encode(), self._digest_bytes)
+        chain = KeyChain(self.fingerprint, self.block_size, extras, self._digest_bytes)
         chain.extend(token_ids)
         return chain
 
     def match(self, chain: KeyChain, limit: int) -> int:
         """Tokens of the longest hit that all groups satisfy: a multiple of block_size, at most `limit`.
 
-        A hit of n needs in each full-attention group all blocks up to n, and in each window group those
-        that the token at n can see. Changes nothing.
+        A hit of n needs in each group the blocks that the token at n can see. Changes nothing.
         """
         if not self.prefix_caching:
             return 0
@@ -140,15 +142,18 @@ class KVCache:
             return None
         total = max(self._blocks(reserve_tokens), len(nodes))
         tables, promises, slipped = [], [], []
-        for group in self.groups:
-            first = first_visible_block(hit_tokens, group.window, self.block_size)
-            blocks = [node.blocks[group.number] for node in nodes[first:]]
-            promise = group.promise(total - len(nodes), len(blocks))
+        seen = tuple(chain.retention.within(group.window) for group in self.groups)
+        for group, own in zip(self.groups, seen, strict=True):
+            table = [node.blocks[group.number] for node in nodes]
+            hidden = own.hidden_blocks(hit_tokens, self.block_size)
+            table[hidden.start : hidden.stop] = [NO_BLOCK] * len(hidden)
+            blocks = [block for block in table if block != NO_BLOCK]
+            promise = group.promise(own, total - len(nodes), len(blocks))
             if promise > group.unreserved - group.pool.idle_among(blocks):
                 return None
-            tables.append([NO_BLOCK] * first + blocks)
+            tables.append(table)
             promises.append(promise)
-            slipped.append(first)
+            slipped.append(hidden.stop if hidden else 0)
         seq = CacheSequence(
             chain=chain,
             tables=tuple(tables),
@@ -161,10 +166,11 @@ class KVCache:
             spread=spread,
             tip=nodes[-1] if nodes else self._contents.index.root,
             num_published=len(nodes),
+            seen=seen,
             slipped=slipped,
         )
-        for group, table, promise in zip(self.groups, seq.tables, promises, strict=True):
-            group.pool.retain(table[seq.slipped[group.number] :])
+        for group, promise in zip(self.groups, promises, strict=True):
+            group.pool.retain(seq.blocks(group.number))
             group.reserved += promise
         self._sequences[id(seq)] = seq
         if nodes and self._contents.watcher is not None:
@@ -204,7 +210,7 @@ class KVCache:
 
         Blocks that are full now can be found from here on; where their content was there already, the table
         points to that and the own block is free. Blocks that no query at `num_computed` or later can see
-        leave the tables of window groups. Raises ValueError for fewer tokens than before or more than the
+        leave the tables. Raises ValueError for fewer tokens than before or more than the
         tables cover.
         """
         self._check_open(seq)
@@ -218,8 +224,8 @@ class KVCache:
     def place_for_load(self, seq: CacheSequence, num_tokens: int) -> list[list[int]] | None:
         """Take blocks for content that comes from a tier, up to a length: block positions taken, by group.
 
-        In window groups only the blocks that the token at `num_tokens` can see. The sequence does not grow
-        until `commit_loaded`. None, with nothing changed, if the room is not there. Raises ValueError if
+        Only the blocks that the token at `num_tokens` can see. The sequence does not grow until
+        `commit_loaded`. None, with nothing changed, if the room is not there. Raises ValueError if
         `num_tokens` is not a multiple of block_size.
         """
         self._check_open(seq)
@@ -250,8 +256,7 @@ class KVCache:
         if self.prefix_caching and seq.tip is not None:
             self._contents.publish(seq, deadlines)
         for group in self.groups:
-            if group.window is not None:
-                slip(self._contents, seq, group)
+            slip(self._contents, seq, group)
 
     def fork(self, seq: CacheSequence) -> CacheSequence:
         """A second sequence over all that this one has computed, without a reservation of its own."""
@@ -269,6 +274,7 @@ class KVCache:
             spread=seq.spread,
             tip=seq.tip,
             num_published=seq.num_published,
+            seen=seq.seen,
             slipped=seq.slipped.copy(),
         )
         for group in self.groups:
@@ -307,19 +313,18 @@ class KVCache:
     def pin(self, key: bytes, group: int) -> list[int] | None:
         """Hold a published block for a reader outside the block tables, until `unpin` of what this returns.
 
-        In a full-attention group those before it are held as well, so that what is cached can always be
-        evicted; the block itself is the last. None if it cannot be found, or if what is promised would not
-        be covered.
+        In a full-attention group those before it are held as well, unless its content depends on a retention;
+        the block itself is the last. None if it cannot be found, or if what is promised would not be covered.
         """
         node = self._contents.index.get(key)
         if node is None or node.blocks[group] == NO_BLOCK:
             return None
         blocks = [node.blocks[group]]
-        while (
-            self.groups[group].window is None and node.parent is not None and node.parent.parent is not None
-        ):
+        chained = self.groups[group].window is None and not node.hides
+        while chained and node.parent is not None and node.parent.parent is not None:
             node = node.parent
-            blocks.append(node.blocks[group])
+            if node.blocks[group] != NO_BLOCK:
+                blocks.append(node.blocks[group])
         blocks.reverse()
         if self.pools[group].idle_among(blocks) > self.groups[group].unreserved:
             return None
@@ -352,6 +357,11 @@ class KVCache:
         """What `KeyChain.contents` has of a key that can be found."""
         node = self._contents.index.get(key)
         return None if node is None else node.content
+
+    def parent_of(self, key: bytes) -> bytes | None:
+        """The key before a key that can be found: of a first block the fingerprint."""
+        node = self._contents.index.get(key)
+        return None if node is None or node.parent is None else node.parent.key
 
     def mark_dirty(self, key: bytes, group: int, dirty: bool) -> None:
         """Tell whether a block's content would be lost with it, so that others are evicted before."""
@@ -389,16 +399,6 @@ class KVCache:
     def _check_open(self, seq: CacheSequence) -> None:
         if self._sequences.get(id(seq)) is not seq:
             raise ValueError("the sequence was released, or belongs to another cache: open one here")
-
-
-def _check_layouts(layouts: Sequence[BlockLayout], num_blocks: Sequence[int]) -> None:
-    if not layouts or len(layouts) != len(num_blocks):
-        raise ConfigError(
-            f"{len(layouts)} layouts, {len(num_blocks)} pool sizes: give one of each a layer group"
-        )
-    sizes = {layout.block_size for layout in layouts}
-    if len(sizes) > 1 or min(sizes) < 1:
-        raise ConfigError(f"block sizes are {sorted(sizes)}: all layer groups share one, of at least 1 token")
 
 
 def _shortened(ttl: float | None, spread: float) -> float | None:

@@ -6,51 +6,53 @@ from collections.abc import Callable, Sequence
 
 from kvstrata.cache.group import CacheGroup
 from kvstrata.cache.index import NO_BLOCK, Node
-from kvstrata.cache.window import first_visible_block
+from kvstrata.cache.retention import Retention
 
 
-def longest_hit(nodes: Sequence[Node], groups: Sequence[CacheGroup]) -> int:
-    """Blocks of the longest usable prefix of `nodes`.
+def longest_hit(nodes: Sequence[Node], groups: Sequence[CacheGroup], retention: Retention) -> int:
+    """Blocks of the longest usable prefix of `nodes` for a sequence of this retention.
 
-    A full-attention group needs all blocks up to there, a window group those that the next token can see.
+    A hit needs in each group the blocks that the next token can see.
     """
     hit = len(nodes)
+    bounded: list[tuple[CacheGroup, Retention]] = []
     for group in groups:
-        if group.window is None:
+        seen = retention.within(group.window)
+        if seen.is_full:
             blocks = [node.blocks[group.number] for node in nodes]
             if NO_BLOCK in blocks:
                 hit = min(hit, blocks.index(NO_BLOCK))
-    windows = [group for group in groups if group.window is not None]
-    gap = _last_gap(nodes, hit, windows)
+        else:
+            bounded.append((group, seen))
+    gap = _last_gap(nodes, hit, bounded)
     while gap is not None:
         hit = gap  # every hit between the gap and here would need the missing block as well
-        gap = _last_gap(nodes, hit, windows)
+        gap = _last_gap(nodes, hit, bounded)
     return hit
 
 
 def longest_run(
     first: int,
     limit: int,
-    windows: Sequence[int | None],
+    seen: Sequence[Retention],
     block_size: int,
     has: Callable[[int, int], bool],
 ) -> int:
     """The longest hit of `first` to `limit` blocks where `has(group, position)` tells of those from `first`
-    on, and those before are there as far as a hit of `first` needs them.
+    on, and those before are there as far as a hit of `first` needs them. seen: by group.
     """
     end = limit
-    for group, window in enumerate(windows):
-        if window is None:
+    for group, retention in enumerate(seen):
+        if retention.is_full:
             end = next((position for position in range(first, end) if not has(group, position)), end)
+    bounded = [(group, retention) for group, retention in enumerate(seen) if not retention.is_full]
     while end > first:
         gap = max(
             (
                 position
-                for group, window in enumerate(windows)
-                for position in range(
-                    max(first, first_visible_block(end * block_size, window, block_size)), end
-                )
-                if window is not None and not has(group, position)
+                for group, retention in bounded
+                for position in retention.visible_blocks(end, block_size)
+                if position >= first and not has(group, position)
             ),
             default=None,
         )
@@ -60,11 +62,10 @@ def longest_run(
     return end
 
 
-def _last_gap(nodes: Sequence[Node], hit: int, windows: Sequence[CacheGroup]) -> int | None:
-    """The last block that a window group lacks of what the token after `hit` blocks can see."""
-    for group in windows:
-        first = first_visible_block(hit * group.block_size, group.window, group.block_size)
-        for position in range(hit - 1, first - 1, -1):
+def _last_gap(nodes: Sequence[Node], hit: int, bounded: Sequence[tuple[CacheGroup, Retention]]) -> int | None:
+    """The last block that a group lacks of what the token after `hit` blocks can see."""
+    for group, seen in bounded:
+        for position in reversed(list(seen.visible_blocks(hit, group.block_size))):
             if nodes[position].blocks[group.number] == NO_BLOCK:
                 return position
     return None

@@ -18,12 +18,13 @@ Origin = Literal["prompt", "answer"]
 class Meta:
     """What a policy may weigh of an entry.
 
-    parent: key of the block before it. group: layer group. depth: block position in its sequence. bytes:
-    its payload. cost: of computing it again, relative. priority: of the request, higher is more important.
-    born: when it was published; deadline: from when on it is not served (seconds of the owner's clock).
-    origin: where its tokens came from. turn: of the conversation. slipped: it left the window of the last
-    sequence using it. dirty: it could not be kept in a place below yet, so that to evict it is to lose it.
-    segment: see `KeyChain.segment`. spread: share of times to live to take off; no policy weighs these.
+    parent: key of the block before it, empty where it is found without that. group: layer group. depth:
+    block position in its sequence. bytes: its payload. cost: of computing it again, relative. priority: of
+    the request, higher is more important. born: when it was published; deadline: from when on it is not
+    served (seconds of the owner's clock). origin: where its tokens came from. turn: of the conversation.
+    slipped: it left the window of the last sequence using it. dirty: it could not be kept in a place below
+    yet, so that to evict it is to lose it. segment: see `KeyChain.segment`. spread: share of times to live
+    to take off; no policy weighs these two.
     """
 
     parent: bytes

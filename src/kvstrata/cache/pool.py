@@ -30,6 +30,7 @@ class BlockPool:
     kv: the blocks as attention reads them, `[num_blocks, group_layers, 2, num_kv_heads, block_size,
     head_dim]` in the format's dtype (int4: `head_dim / 2` bytes). scales: those of a quantised format, at the
     end of their block, `[num_blocks, group_layers, 2, num_kv_heads, block_size, scales a vector]`.
+    most_held: the most blocks that were held at a time.
     refs: int32 `[num_blocks]`, holders of each block, pins included.
     kept: bool `[num_blocks]`, whether a block without holders stays cached.
 
@@ -56,6 +57,7 @@ class BlockPool:
         self.kept: npt.NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached = 0
+        self.most_held = 0
 
     @property
     def num_free(self) -> int:
@@ -91,6 +93,7 @@ class BlockPool:
             return None
         block = self._free.pop()
         self.refs[block] = 1
+        self.most_held = max(self.most_held, self.num_held)
         return block
 
     def idle_among(self, blocks: BlockIds) -> int:
@@ -108,6 +111,7 @@ class BlockPool:
             raise IntegrityError(f"a free block was retained: one of {ids[idle].tolist()}")
         self.refs[ids] += 1
         self._cached -= int(np.count_nonzero(idle))
+        self.most_held = max(self.most_held, self.num_held)
 
     def release(self, blocks: BlockIds) -> list[int]:
         """One holder less for each of these distinct blocks; returns those that are cached from now on.

@@ -123,13 +123,6 @@ class CacheShape:
     max_position: int | None
     notes: tuple[str, ...] = ()
 
-    def kinds(self) -> tuple[tuple[LayerCache, tuple[int, ...]], ...]:
-        """Equal layers together, with their indices, in the order of their first layer."""
-        found: dict[LayerCache, list[int]] = {}
-        for index, layer in enumerate(self.layers):
-            found.setdefault(layer, []).append(index)
-        return tuple((layer, tuple(indices)) for layer, indices in found.items())
-
 
 def cache_shape(config: Mapping[str, Any]) -> CacheShape:
     """What each layer caches of a model whose `config.json` parses to `config`.

@@ -10,7 +10,8 @@ gives memory out in blocks, so what it allocates is a little more: `allocated_by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstrata.cache.layout import ALIGNMENT, BlockLayout, KVFormat
@@ -20,12 +21,14 @@ from kvstrata.errors import ConfigError
 
 @dataclass(frozen=True)
 class KindSize:
-    """Equal layers together. bytes_per_token: of all of them. kept_tokens: of a sequence of the asked length.
+    """Equal layers in one format together. bytes_per_token: of all of them. kept_tokens: of a sequence of
+    the asked length.
 
     allocated_bytes: of one sequence, in whole blocks, each block aligned as the pool does.
     """
 
     layer: LayerCache
+    format: KVFormat
     num_layers: int
     bytes_per_token: int
     kept_tokens: int
@@ -39,8 +42,9 @@ class KindSize:
 
 @dataclass(frozen=True)
 class CacheSize:
-    """The cache of `batch` sequences of `length` tokens in one format. All sizes in bytes.
+    """The cache of `batch` sequences of `length` tokens. All sizes in bytes.
 
+    format: of all layers that have no other, see `kinds`.
     mha_bytes_per_sequence: what the same model would need with a K and a V a query head in every layer, kept
     for all tokens.
     """
@@ -105,25 +109,40 @@ def window_blocks(window: int, length: int, block_size: int) -> int:
 
 
 def cache_size(
-    shape: CacheShape, fmt: KVFormat, *, length: int, batch: int = 1, block_size: int = 16
+    shape: CacheShape,
+    fmt: KVFormat,
+    *,
+    length: int,
+    batch: int = 1,
+    block_size: int = 16,
+    others: Mapping[int, KVFormat] | None = None,
 ) -> CacheSize:
-    """The size of the cache of `batch` sequences of `length` tokens. Raises ConfigError naming the field."""
+    """The size of the cache of `batch` sequences of `length` tokens. Raises ConfigError naming the field.
+
+    others: formats of layers that have not `fmt`, by their number.
+    """
     for name, value in (("length", length), ("batch", batch), ("block_size", block_size)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; it must be a whole number above zero")
     kinds = []
-    for layer, indices in shape.kinds():
-        count = len(indices)
-        per_token = count * vectors_bytes(layer.vectors, fmt)
+    for (layer, own), count in _counted(shape, fmt, others or {}).items():
+        per_token = count * vectors_bytes(layer.vectors, own)
         kept = 0 if not layer.vectors else length if layer.window is None else min(length, layer.window)
         blocks = -(-length // block_size)
         if layer.window is not None:
             blocks = window_blocks(layer.window, length, block_size)
         stride = _aligned(per_token * block_size)
         state = count * layer.state_bytes
-        kinds.append(KindSize(layer, count, per_token, kept, state, blocks * stride + state))
+        kinds.append(KindSize(layer, own, count, per_token, kept, state, blocks * stride + state))
     mha = length * sum(vectors_bytes(layer.mha, fmt) for layer in shape.layers)
     return CacheSize(fmt, batch, length, block_size, tuple(kinds), mha)
+
+
+def _counted(
+    shape: CacheShape, fmt: KVFormat, others: Mapping[int, KVFormat]
+) -> dict[tuple[LayerCache, KVFormat], int]:
+    """How many layers there are of each kind and format, in the order of the first of them."""
+    return dict(Counter((layer, others.get(index, fmt)) for index, layer in enumerate(shape.layers)))
 
 
 def split_blocks(

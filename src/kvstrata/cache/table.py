@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kvstrata.cache.index import NO_BLOCK, Node
 from kvstrata.cache.keys import KeyChain
+from kvstrata.cache.retention import Retention
 
 BlockTable = list[int]  # physical blocks by block position; NO_BLOCK where a window has moved past
 
@@ -14,11 +15,11 @@ BlockTable = list[int]  # physical blocks by block position; NO_BLOCK where a wi
 class CacheSequence:
     """Made by `KVCache.open` and `fork`, given back once by `release`; only `KVCache` changes it.
 
-    tables: one for each layer group. num_computed: tokens whose K and V the pool holds. prompt_tokens:
-    where the prompt ends and the answer begins. reserve_tokens: length up to which its growth is reserved.
-    reserved: blocks still reserved, by group. ttl: seconds that what it publishes is served, None for ever.
-    spread: share of times to live that was taken off.
-    tip: node of the last block that it found or published; num_published: blocks up to there.
+    tables: one for each layer group; seen: which tokens its queries see in each. num_computed: tokens whose
+    K and V the pool holds. prompt_tokens: where the prompt ends and the answer begins. reserve_tokens: length
+    up to which its growth is reserved. reserved: blocks still reserved, by group. ttl: seconds that what it
+    publishes is served, None for ever; spread: share of it that was taken off. tip: node of the last block
+    that it found or published; num_published: blocks up to there.
     """
 
     chain: KeyChain
@@ -33,8 +34,11 @@ class CacheSequence:
     num_published: int
     released: bool = False
     spread: float = 0.0
-    slipped: list[int] = field(default_factory=list)
+    seen: tuple[Retention, ...] = ()
+    slipped: list[int] = field(default_factory=list)  # by group, up to where only sinks are left
 
     def blocks(self, group: int) -> list[int]:
         """Physical blocks that this sequence holds in a group, in the order of positions."""
-        return [block for block in self.tables[group][self.slipped[group] :] if block != NO_BLOCK]
+        table, slipped = self.tables[group], self.slipped[group]
+        kept = min(slipped, self.seen[group].hidden_blocks(0, self.chain.block_size).start)
+        return [block for block in (*table[:kept], *table[slipped:]) if block != NO_BLOCK]

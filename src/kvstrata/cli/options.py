@@ -1,19 +1,22 @@
 """Settings as options: each field of a settings class is declared once, and every command can take it.
 
 A command asks for `config: EngineConfig` or `params: SamplingParams`; `with_settings` shows the fields as
-options in that parameter's place and hands the command one validated object.
+options in that parameter's place and hands the command one validated object. One that asks for
+`configs: list[EngineConfig]` gets several where options name several values, as in `--kv-dtype fp32,int8`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from kvstrata.cache.retention import Retention
 from kvstrata.config import (
     DEVICES,
     KV_DTYPES,
@@ -31,6 +34,11 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
     "device": (str, f"Where to run: {', '.join(DEVICES)}."),
     "weights": (str, f"How weights are held: {', '.join(WEIGHT_MODES)}."),
     "kv_dtype": (str, f"Format of the KV pool: {', '.join(KV_DTYPES)}."),
+    "kv_dtype_skip_layers": (
+        str,
+        "Layers kept in --kv-dtype-skipped, such as 0,1,-1; negative from the end.",
+    ),
+    "kv_dtype_skipped": (str, "Format of those layers."),
     "kv_memory": (str, "Memory of the KV pool, such as 2GiB; auto takes a share of what is free."),
     "block_size": (int, "Tokens a block."),
     "max_model_len": (int | None, "Most tokens of a sequence, prompt and answer; by default what fits."),
@@ -39,6 +47,11 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
     "policy": (str, f"Which cached blocks go first when space is wanted: {', '.join(POLICIES)}."),
     "ttl": (float | None, "Seconds that cached blocks live; by default for ever."),
     "prefix_caching": (bool, "Find the blocks of earlier requests again."),
+    "retention": (
+        str,
+        "Which tokens a query sees: full, window:W (the last W) or sinks:S+W (the first S besides), "
+        "for texts without end in constant memory.",
+    ),
     "threads": (int | None, "CPU threads; by default all cores."),
     "tiers": (
         list[str],
@@ -65,11 +78,13 @@ _SAMPLING: Mapping[str, tuple[Any, str]] = {
     "min_tokens": (int, "No end before so many tokens."),
 }
 _OPTIONS: Mapping[type, Mapping[str, tuple[Any, str]]] = {EngineConfig: _ENGINE, SamplingParams: _SAMPLING}
+# Fields of which a command that takes a list of configs can be given several, with commas between them.
+_SEVERAL = ("kv_dtype", "retention")
 # Options that are called otherwise than their field.
 _FLAGS: Mapping[str, str] = {"tiers": "tier"}
 # On the command line an answer is to be the same each time, and not cut after a line.
 _DEFAULTS: Mapping[type, Mapping[str, Any]] = {
-    EngineConfig: {"tiers": []},
+    EngineConfig: {"tiers": [], "kv_dtype_skip_layers": ""},
     SamplingParams: {"temperature": 0.0, "max_tokens": 256, "stop": []},
 }
 
@@ -82,21 +97,32 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     classes: dict[str, type] = {}
     for name, parameter in signature.parameters.items():
         hint: Any = hints.get(name)
-        if hint in _OPTIONS:
+        if hint in _OPTIONS or hint == list[EngineConfig]:
             classes[name] = hint
-            expanded.extend(_parameters(hint))
+            expanded.extend(_parameters(EngineConfig if hint == list[EngineConfig] else hint))
         else:
             expanded.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
         for name, cls in classes.items():
-            given[name] = _settings(cls, {key: given.pop(key) for key in _OPTIONS[cls]})
+            if cls == list[EngineConfig]:
+                values = {key: given.pop(key) for key in _ENGINE}
+                given[name] = [_settings(EngineConfig, each) for each in _each(values)]
+            else:
+                given[name] = _settings(cls, {key: given.pop(key) for key in _OPTIONS[cls]})
         return command(**given)
 
     run.__signature__ = signature.replace(parameters=expanded)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in expanded}
     return run
+
+
+def _each(values: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The settings once for each combination of the values of those that have several."""
+    several = {name: str(values[name]).split(",") for name in _SEVERAL}
+    for chosen in itertools.product(*several.values()):
+        yield values | dict(zip(several, chosen, strict=True))
 
 
 def _parameters(cls: type) -> list[inspect.Parameter]:
@@ -123,6 +149,8 @@ def option_name(name: str) -> str:
 
 def _settings(cls: type, values: dict[str, Any]) -> Any:
     try:
+        if "retention" in values:
+            Retention.parse(values["retention"])
         return cls(**values)
     except ConfigError as error:
         message = str(error)

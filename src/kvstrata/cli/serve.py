@@ -20,6 +20,7 @@ from kvstrata.cli.options import declared
 from kvstrata.cli.output import JsonFlag, emit_json, stderr_console
 from kvstrata.config import EngineConfig
 from kvstrata.errors import ConfigError
+from kvstrata.server.settings import ServerConfig
 
 if TYPE_CHECKING:
     from kvstrata.server.keys import KeyRing
@@ -52,6 +53,7 @@ _SERVER: Mapping[str, tuple[Any, str]] = {
     "drain_timeout": (float, "Seconds that running requests have to finish when the server is to stop."),
     "log_format": (str, "Format of the log, one line a request: json or logfmt."),
     "log_prompts": (bool, "Write prompts and answers to the log."),
+    "otlp_endpoint": (str | None, "URL of an OpenTelemetry collector that gets a span for each request."),
 }
 _ALL = {**_ENGINE, **_SERVER}
 
@@ -82,7 +84,6 @@ def serve(
                 f"serving needs {package}, which is not installed: pip install 'kvstrata[server]'"
             )
     from kvstrata.server.keys import load_keys  # noqa: PLC0415  (an extra)
-    from kvstrata.server.settings import ServerConfig  # noqa: PLC0415
 
     defaults = {f.name: f.default for cls in (EngineConfig, ServerConfig) for f in fields(cls)}
     environment = sources.environment()
@@ -106,6 +107,10 @@ def serve(
         metrics_key=environment.get("KVSTRATA_METRICS_KEY", ""),
     )
     config.check_exposure(has_keys=keys.required)
+    if config.otlp_endpoint is not None:
+        from kvstrata.server.tracing import check_tracing  # noqa: PLC0415  (an extra)
+
+        check_tracing()
     settings = {name: sources.masked(setting.value) for name, setting in resolved.items()}
     if print_config and json:
         emit_json({"settings": settings, "keys": keys.names})
@@ -150,12 +155,21 @@ def _tell(resolved: Mapping[str, sources.Resolved], settings: Mapping[str, Any],
     console.print(f"keys = {', '.join(keys.names) or 'none'}", style="dim", soft_wrap=True)
 
 
+def _help(text: str, default: Any) -> str:
+    """What a flag is for, with its default where the text does not tell and it is more than off."""
+    if default is True:
+        return f"{text} [on]"
+    told = isinstance(default, str | int | float) and default is not False
+    return f"{text} [{default}]" if told else text
+
+
 def _with_flags(command: Callable[..., int]) -> Callable[..., int]:
     """Add a flag for every setting; those that are given reach the command as its first argument."""
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     ]
+    defaults = {f.name: f.default for cls in (EngineConfig, ServerConfig) for f in fields(cls)}
     flags = [
         inspect.Parameter(
             name,
@@ -165,7 +179,7 @@ def _with_flags(command: Callable[..., int]) -> Callable[..., int]:
                 kind | None,
                 typer.Option(
                     sources.switch(name) if kind is bool else sources.flag(name),
-                    help=text,
+                    help=_help(text, defaults[name]),
                 ),
             ],
         )

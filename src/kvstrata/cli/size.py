@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvstrata.cli.output import JsonFlag, emit_json, stdout_console
-from kvstrata.config import parse_bytes
+from kvstrata.config import layers_of, parse_bytes, parse_layers
 from kvstrata.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ KIND_NAMES = {
     "linear": "linear attention",
     "shared": "shares an earlier layer's",
 }
+
+_PER_LAYER = ("bytes a token", "a sequence")
 
 
 def register(app: typer.Typer) -> None:
@@ -50,6 +52,10 @@ def size(
     kv_dtype: Annotated[
         str, typer.Option(help="Format of K and V: fp32, fp16, bf16, fp8, int8, int4.")
     ] = "bf16",
+    kv_dtype_skip_layers: Annotated[
+        str, typer.Option(help="Layers kept in --kv-dtype-skipped, such as 0,1,-1; negative from the end.")
+    ] = "",
+    kv_dtype_skipped: Annotated[str, typer.Option(help="Format of those layers.")] = "bf16",
     block_size: Annotated[int, typer.Option(min=1, help="Tokens a block of the pool.")] = 16,
     memory: Annotated[str, typer.Option(help="Memory for the cache, such as 16GiB.")] = "16GiB",
     weights_dtype: Annotated[
@@ -58,22 +64,32 @@ def size(
     json: JsonFlag = False,
 ) -> None:
     """Size a model's KV cache from its configuration; no weights are read."""
-    from kvstrata.cache.formats import FORMATS, format_named  # noqa: PLC0415
+    from kvstrata.cache.formats import FORMATS, format_named, is_higher  # noqa: PLC0415
     from kvstrata.cache.shapes import cache_shape  # noqa: PLC0415
     from kvstrata.cache.sizing import cache_size  # noqa: PLC0415
     from kvstrata.cli.size_source import read_size_source  # noqa: PLC0415
 
     try:
         fmt = format_named(KV_DTYPE_SYNONYMS.get(kv_dtype, kv_dtype))
+        skipped = format_named(KV_DTYPE_SYNONYMS.get(kv_dtype_skipped, kv_dtype_skipped))
+        layers = parse_layers(kv_dtype_skip_layers)
         memory_bytes = parse_bytes(memory, "memory")
         source = read_size_source(model)
         source.weights(weights_dtype)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
     shape = cache_shape(source.config)
+    apart = layers_of(layers, len(shape.layers))
     tokens = length or min(DEFAULT_LENGTH, shape.max_position or DEFAULT_LENGTH)
     sizes = [
-        cache_size(shape, other, length=tokens, batch=batch, block_size=block_size)
+        cache_size(
+            shape,
+            other,
+            length=tokens,
+            batch=batch,
+            block_size=block_size,
+            others=dict.fromkeys(apart if is_higher(skipped.name, other.name) else (), skipped),
+        )
         for other in (fmt, *(f for f in FORMATS.values() if f.name != fmt.name))
     ]
     result = _result(source, shape, sizes, memory_bytes, weights_dtype)
@@ -139,6 +155,7 @@ def _result(
 def _layers(size: KindSize) -> dict[str, Any]:
     return {
         "kind": size.layer.kind,
+        "kv_dtype": size.format.name,
         "num_layers": size.num_layers,
         "window": size.layer.window,
         "vectors_per_token": [{"count": v.count, "dim": v.dim} for v in size.layer.vectors],
@@ -158,13 +175,15 @@ def _print(result: dict[str, Any]) -> None:
     total = f"({_unit(result['total_bytes'])}) in {result['kv_dtype']}"
     console.print(f"\n{result['formula']} {total}\n", soft_wrap=True)
 
+    mixed = len({kind["kv_dtype"] for kind in result["layers"]}) > 1
     layers = Table(title="Layers", title_justify="left")
-    for name in ("kind", "layers", "window", "vectors a token", "bytes a token", "a sequence"):
-        layers.add_column(name, justify="left" if name == "kind" else "right")
+    for name in ("kind", *(["format"] if mixed else []), "layers", "window", "vectors a token", *_PER_LAYER):
+        layers.add_column(name, justify="left" if name in {"kind", "format"} else "right")
     for kind in result["layers"]:
         vectors = " + ".join(f"{v['count']} x {v['dim']}" for v in kind["vectors_per_token"])
         layers.add_row(
             KIND_NAMES[kind["kind"]],
+            *([kind["kv_dtype"]] if mixed else []),
             str(kind["num_layers"]),
             f"{kind['window']:,}" if kind["window"] else "",
             vectors or "none",

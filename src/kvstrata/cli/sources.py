@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
+from kvstrata.cache.retention import Retention
 from kvstrata.cli.options import option_name
 from kvstrata.errors import ConfigError
 
@@ -92,6 +93,8 @@ def build(cls: type, resolved: Mapping[str, Resolved], names: Mapping[str, Any])
     Raises typer.BadParameter for a flag, ConfigError for the rest.
     """
     try:
+        if "retention" in names:
+            Retention.parse(resolved["retention"].value)
         return cls(**{name: resolved[name].value for name in names})
     except ConfigError as error:
         message = str(error)

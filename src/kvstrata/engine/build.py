@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +10,21 @@ from pathlib import Path
 import torch
 
 from kvstrata import kernels
-from kvstrata.cache.formats import format_named
+from kvstrata.cache.formats import format_named, is_higher
 from kvstrata.cache.layout import BlockLayout, LayerGroup
 from kvstrata.cache.manager import KVCache
+from kvstrata.cache.retention import Retention
 from kvstrata.cache.sizing import split_blocks
-from kvstrata.config import EngineConfig
+from kvstrata.config import EngineConfig, layers_of
 from kvstrata.engine.engine import Engine, StepReport
 from kvstrata.engine.fingerprint import fingerprint
+from kvstrata.engine.limits import check_reach
 from kvstrata.errors import ConfigError
 from kvstrata.models.chat import ChatTemplate
 from kvstrata.models.config import DecoderConfig
 from kvstrata.models.decoder import Decoder
 from kvstrata.models.digest import weights_digest
+from kvstrata.models.key_offset import measure_key_offsets
 from kvstrata.models.locate import locate
 from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
@@ -62,6 +65,7 @@ def build(
     """
     for url in config.tiers:
         check_tier_url(url)  # before the model is loaded
+    retention = Retention.parse(config.retention)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     kernels.keep_freed_memory()
@@ -82,15 +86,21 @@ def build(
         max_chunk=config.max_num_batched_tokens,
         max_model_len=max_model_len,
     )
+    offsets = measure_key_offsets(decoder, tokenizer.encode, _centred(layouts))
+    decoder.offset_keys(offsets)
+    apart = layers_apart(source.config, config)
     name = fingerprint(
         weights_digest=digest,
         config=source.config,
         kv_dtype=config.kv_dtype,
+        key_offsets=offsets,
+        skipped={config.kv_dtype_skipped: sorted(apart)} if apart else {},
         block_size=config.block_size,
         weight_mode=weight_mode,
         arithmetic_version=kernels.arithmetic_version(),
     )
     _check_tiers(config, device, weight_mode)
+    check_reach(retention, source.config.max_position)
     cache = KVCache(
         layouts,
         num_blocks,
@@ -107,7 +117,10 @@ def build(
         tokenizer,
         cache,
         eos_ids=tuple({*source.config.eos_token_ids, *tokenizer.eos_token_ids}),
-        max_model_len=max_model_len,
+        max_model_len=min(max_model_len, source.config.max_position),
+        max_stream_len=config.max_model_len,
+        max_reach=source.config.max_position,
+        retention=retention,
         max_num_seqs=config.max_num_seqs,
         token_budget=config.max_num_batched_tokens,
         device=device,
@@ -137,15 +150,30 @@ def build(
 
 
 def block_layouts(model: DecoderConfig, config: EngineConfig) -> tuple[BlockLayout, ...]:
-    """One layout for each of the model's layer groups."""
+    """One layout for each of the model's layer groups, whose layers have one format.
+
+    Raises ConfigError for layers that the model does not have.
+    """
+    apart = layers_apart(model, config)
     return tuple(
         BlockLayout(
             LayerGroup(layers, model.num_kv_heads, model.head_dim, window),
-            format_named(config.kv_dtype),
+            format_named(config.kv_dtype_skipped if layers[0] in apart else config.kv_dtype),
             config.block_size,
         )
-        for window, layers in model.layer_groups()
+        for window, layers in model.layer_groups(apart)
     )
+
+
+def layers_apart(model: DecoderConfig, config: EngineConfig) -> frozenset[int]:
+    """The layers whose format is not `kv_dtype`. Raises ConfigError for layers that the model lacks."""
+    layers = layers_of(config.kv_dtype_skip_layers, model.num_layers)  # type: ignore[arg-type]
+    return layers if is_higher(config.kv_dtype_skipped, config.kv_dtype) else frozenset()
+
+
+def _centred(layouts: Sequence[BlockLayout]) -> list[int]:
+    """The layers whose format is better off without what all keys have in common."""
+    return [layer for layout in layouts if layout.format.centred for layer in layout.group.layers]
 
 
 def _check_tiers(config: EngineConfig, device: torch.device, weight_mode: str) -> None:
@@ -185,11 +213,12 @@ def _load(
     device: torch.device,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Tokenizer, Decoder, bytes]:
+    apart = layers_apart(source.config, config)
     # Hashing and building the tokenizer run beside the weights' dequantisation.
     with ThreadPoolExecutor(2) as pool:
         tokenizer = pool.submit(load_tokenizer, source, path)
         digest = pool.submit(weights_digest, source)
-        decoder = Decoder.load(source, weights=config.weights, device=device, progress=progress)
+        decoder = Decoder.load(source, weights=config.weights, device=device, apart=apart, progress=progress)
         return tokenizer.result(), decoder, digest.result()
 
 
@@ -203,9 +232,11 @@ def _pool_size(
     config: EngineConfig, layouts: tuple[BlockLayout, ...], model: DecoderConfig, device: torch.device
 ) -> tuple[int, int]:
     """Bytes of the pool, and the most tokens of a sequence by model and configuration."""
-    if config.max_model_len is not None and config.max_model_len > model.max_position:
+    full = Retention.parse(config.retention).is_full
+    if full and config.max_model_len is not None and config.max_model_len > model.max_position:
         raise ConfigError(
-            f"max_model_len is {config.max_model_len}; the model was made for {model.max_position} tokens"
+            f"max_model_len is {config.max_model_len}; the model was made for {model.max_position} tokens: "
+            "a retention such as sinks:4+1020 has no such limit"
         )
     max_model_len = config.max_model_len or model.max_position
     if isinstance(config.kv_memory, int):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstrata.cache.matching import longest_run
-from kvstrata.cache.window import first_visible_block
+from kvstrata.cache.retention import Retention
 from kvstrata.config import LoadMode
 from kvstrata.tiers.meter import Speed
 from kvstrata.tiers.stack import NOWHERE
@@ -37,13 +37,12 @@ class PrefillMeter:
 @dataclass(frozen=True)
 class Present:
     """Where the blocks after a hit are. first: position of the first. places: the nearest tier that has it,
-    or NOWHERE, by group and then position from `first` on. windows: of each group, tokens, None for full
-    attention.
+    or NOWHERE, by group and then position from `first` on. seen: which tokens queries see, by group.
     """
 
     first: int
     places: tuple[tuple[int, ...], ...]
-    windows: tuple[int | None, ...]
+    seen: tuple[Retention, ...]
     block_size: int
     payload_bytes: tuple[int, ...]
 
@@ -55,7 +54,7 @@ class Present:
             return place != NOWHERE and place < tiers
 
         limit = self.first + len(self.places[0])
-        return longest_run(self.first, limit, self.windows, self.block_size, has)
+        return longest_run(self.first, limit, self.seen, self.block_size, has)
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,7 @@ def needed(present: Present, end: int) -> list[tuple[int, int]]:
     """Group and position of each block after the hit that the token at `end` blocks can see."""
     return [
         (group, position)
-        for group, window in enumerate(present.windows)
-        for position in range(
-            max(present.first, first_visible_block(end * present.block_size, window, present.block_size)), end
-        )
+        for group, seen in enumerate(present.seen)
+        for position in seen.visible_blocks(end, present.block_size)
+        if position >= present.first
     ]

@@ -108,6 +108,7 @@ class Delivery:
     def _emit(self, answer: Answer, text: str, token: int | None) -> None:
         request = answer.request
         with_logprobs = request.params.logprobs is not None
+        tells_prompt = token is not None and len(answer.output_ids) == 1 and not request.takes_hits
         if request.finished:
             self._finished.append(request)
             self._telemetry.ended(request, _reason(request), self._clock())
@@ -120,6 +121,7 @@ class Delivery:
                 logprobs=answer.logprobs[-1:] if with_logprobs and token is not None else None,
                 finish_reason=answer.finish_reason,
                 stop_reason=answer.stop_reason,
+                prompt_logprobs=request.prompt_logprobs if tells_prompt else None,
                 result=self._result(request) if request.finished else None,
             )
         )

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from kvstrata.cache.keys import Extras
 from kvstrata.cache.manager import KVCache
+from kvstrata.cache.retention import FULL, Retention
 from kvstrata.config import LoadMode, RequestOptions, SamplingParams
 from kvstrata.engine.delivery import Delivery
+from kvstrata.engine.limits import Limits
 from kvstrata.engine.outputs import Delta
 from kvstrata.engine.pins import Pins
 from kvstrata.engine.refreshing import Refreshing
@@ -52,8 +54,8 @@ class StepReport:
 class Engine:
     """Serves many requests at once over one model and one cache.
 
-    eos_ids: the model's end tokens. max_model_len: most tokens of a sequence. vocab_size: of the model, where
-    the tokenizer may know more tokens. seed: makes the seeds given to
+    eos_ids: the model's end tokens. max_model_len, max_stream_len, max_reach, retention: see `Limits`.
+    vocab_size: of the model, where the tokenizer may know more tokens. seed: makes the seeds given to
     requests that bring none repeat. on_step: called with a report after each step. tiers: places below the
     pool, by the cache's clock; load_mode, audit, refresh_beta, ttl_jitter: see `EngineConfig`.
     """
@@ -70,6 +72,9 @@ class Engine:
         token_budget: int,
         device: torch.device,
         vocab_size: int | None = None,
+        max_stream_len: int | None = None,
+        max_reach: int | None = None,
+        retention: Retention = FULL,
         seed: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_step: Callable[[StepReport], None] | None = None,
@@ -80,7 +85,8 @@ class Engine:
         ttl_jitter: float = 0.0,
     ) -> None:
         self.cache = cache
-        self.max_model_len = min(max_model_len, cache.capacity_tokens)
+        self.limits = Limits(cache, max_model_len, max_stream_len, max_reach or max_model_len, retention)
+        self.max_model_len = self.limits.longest(retention)
         self.on_step = on_step
         self.telemetry = Telemetry(cache, clock)
         self._runner = Runner(model, cache, device)
@@ -120,7 +126,6 @@ class Engine:
         self._tokenizer = tokenizer
         self._vocab_size = min(tokenizer.vocab_size, vocab_size or tokenizer.vocab_size)
         self._max_num_seqs = max_num_seqs
-        self._limit_by_model = max_model_len
         self._seeds = random.Random(seed)
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -147,26 +152,33 @@ class Engine:
 
         arrival: submission time by the engine's clock (None: now).
         """
+        options = options or RequestOptions()
+        extras = self.extras(options, params)
         self._check(request_id, prompt_token_ids, params)
+        self.limits.check(len(prompt_token_ids), extras.retention)
         request = Request(
             request_id=request_id,
             prompt=prompt,
             prompt_token_ids=list(prompt_token_ids),
             params=params,
-            options=options or RequestOptions(),
+            options=options,
             arrival=self._clock() if arrival is None else arrival,
             number=self._arrivals,
-            limit=self._limit(len(prompt_token_ids), params),
+            limit=self.limits.limit(len(prompt_token_ids), params.max_tokens, extras.retention),
             stop_ids=self._delivery.stop_ids(params),
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
         )
         self._arrivals += 1
-        extras = Extras(salt=request.options.cache_salt, adapter=request.options.adapter)
         chain = self.cache.chain(request.prompt_token_ids, extras)
         first = Answer(request, 0, chain, AnswerText(self._tokenizer, params))
         request.sequences.append(first)
         self._requests[request_id] = request
         self.scheduler.arrive(first)
+
+    def extras(self, options: RequestOptions, params: SamplingParams | None = None) -> Extras:
+        """What separates the blocks of such a request from others of the same tokens. Raises RequestError."""
+        retention = self.limits.retention_of(None if params is None else params.retention)
+        return Extras(salt=options.cache_salt, adapter=options.adapter, retention=retention)
 
     def _check(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         length = len(prompt_token_ids)
@@ -181,16 +193,6 @@ class Engine:
                 f"n is {params.n}; at most {self._max_num_seqs} answers run at once: ask for fewer "
                 "or raise max_num_seqs"
             )
-        if length + 1 > self._limit_by_model:
-            raise RequestError(
-                f"prompt has {length} tokens; with one token of answer at most {self._limit_by_model} fit "
-                "(max_model_len): shorten the prompt"
-            )
-        if length + 1 > self.cache.capacity_tokens:
-            raise RequestError(
-                f"prompt has {length} tokens; the KV pool holds {self.cache.capacity_tokens}: "
-                "shorten the prompt or raise kv_memory"
-            )
 
     def _check_ids(self, field: str, tokens: Sequence[int]) -> None:
         if len(tokens) and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
@@ -198,11 +200,6 @@ class Engine:
             raise RequestError(
                 f"{field} has token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}"
             )
-
-    def _limit(self, prompt_tokens: int, params: SamplingParams) -> int:
-        if params.max_tokens is None:
-            return self.max_model_len
-        return min(prompt_tokens + params.max_tokens, self.max_model_len)
 
     def abort(self, request_id: str) -> bool:
         """End a request where it stands; False if it is not being served.
@@ -268,6 +265,10 @@ class Engine:
             )
             self._delivery.end_request(first, "error")
             self._depart()
+
+    def compute(self, work: Work) -> Tensor:
+        """Run one work beside the schedule, its blocks taken by the caller: logits `[rows, vocab_size]`."""
+        return self._runner.run([work]).logits
 
     def tend(self) -> bool:
         """Do a piece of what can wait (audits, refreshes), for when there are no requests; whether there is

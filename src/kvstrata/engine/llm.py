@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Sequence, Set
 from types import TracebackType
 from typing import Any
 
-from kvstrata.cache.keys import Extras
 from kvstrata.config import EngineConfig, RequestOptions, SamplingParams
 from kvstrata.engine.build import build
 from kvstrata.engine.engine import StepReport
@@ -144,7 +143,7 @@ class LLM:
         self._run(
             [(text, ids)], SamplingParams(temperature=0, max_tokens=1), time.perf_counter(), None, options
         )
-        return self.engine.pin(ids, _extras(options), ttl)
+        return self.engine.pin(ids, self.engine.extras(options or RequestOptions()), ttl)
 
     def unpin(
         self,
@@ -155,7 +154,8 @@ class LLM:
     ) -> bool:
         """Undo `pin`; False if there was none, or its time is over."""
         check_options(options)
-        return self.engine.unpin(self._one(prompt, messages)[1], _extras(options))
+        extras = self.engine.extras(options or RequestOptions())
+        return self.engine.unpin(self._one(prompt, messages)[1], extras)
 
     def abort(self, request_id: str) -> bool:
         """End a request where it stands; False if it is not being served."""
@@ -262,8 +262,3 @@ class LLM:
     def _forget(self, request_id: str) -> None:
         if self._inboxes.pop(request_id, None) is not None:
             self.engine.abort(request_id)
-
-
-def _extras(options: RequestOptions | None) -> Extras:
-    own = options or RequestOptions()
-    return Extras(salt=own.cache_salt, adapter=own.adapter)

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+from kvstrata.cache.keys import KeyChain
 from kvstrata.cache.manager import KVCache
 from kvstrata.cache.matching import longest_run
+from kvstrata.cache.retention import Retention
 from kvstrata.cache.table import CacheSequence
 from kvstrata.config import LoadMode
 from kvstrata.engine.cost import Costs, LoadPlan, PrefillMeter, Present, plan
@@ -109,7 +111,7 @@ class Loads:
         if self.election is not None and self.election.rests(sequence):
             return None
         while (asked := self._ask(sequence, first, end)) is not None:
-            chosen = self._plan(self._present(first, asked))
+            chosen = self._plan(self._present(sequence, first, asked))
             if self.election is None:
                 return chosen
             verdict = self.election.decide(sequence, chosen, end, self._block_load_seconds())
@@ -181,7 +183,7 @@ class Loads:
         taken = self._cache.place_for_load(cache, plan.end * size)
         if taken is None:
             return False
-        present = self._present(plan.first, sequence.asked)
+        present = self._present(sequence, plan.first, sequence.asked)
         by_tier: dict[int, list[tuple[int, int]]] = {}
         for group, positions in enumerate(taken):
             for position in positions:
@@ -258,17 +260,20 @@ class Loads:
         each = self.prefill.seconds_per_token
         return float("inf") if self._mode != "auto" or each is None else tokens * each
 
-    def _present(self, first: int, asked: Asked) -> Present:
+    def _present(self, sequence: Sequence, first: int, asked: Asked) -> Present:
         places = asked.lookup.places()
         count = len(places) // len(self._windows)
         begins = range(0, len(places), count)
         return Present(
             first=first,
             places=tuple(tuple(places[b + first - asked.first : b + count]) for b in begins),
-            windows=self._windows,
+            seen=self._seen(sequence.chain),
             block_size=self._cache.block_size,
             payload_bytes=self._stack.context.payload_bytes,
         )
+
+    def _seen(self, chain: KeyChain) -> tuple[Retention, ...]:
+        return tuple(chain.retention.within(window) for window in self._windows)
 
     def _commit(self, each: _Loading) -> None:
         """Publish what was verified, as far as it is contiguous and enough for all groups."""
@@ -290,7 +295,8 @@ class Loads:
                 else:
                     reason = outcome.miss or "expired"
                     self.counts.failed[reason] = self.counts.failed.get(reason, 0) + 1
-        end = longest_run(each.plan.first, each.plan.end, self._windows, size, lambda g, p: (g, p) in sources)
+        seen = self._seen(each.cache.chain)
+        end = longest_run(each.plan.first, each.plan.end, seen, size, lambda g, p: (g, p) in sources)
         keys = each.cache.chain.keys
         self._offload.loaded({Address(keys[p], g): tier for (g, p), tier in sources.items()})
         self._cache.commit_loaded(each.cache, end * size, deadlines)
@@ -313,8 +319,10 @@ class Loads:
         request.recomputed["failed"] += (plan.end - end) * size
         if request.counts_sources:
             request.counts_sources = plan.follows
-            for position in range(plan.first, end):
-                tier = max(sources.get((g, position), -1) for g in range(len(self._windows)))
+            groups, tier = range(len(self._windows)), -1
+            for position in reversed(range(plan.first, end)):
+                # What nobody sees any more was not loaded: it counts with what comes after it.
+                tier = max((sources[g, position] for g in groups if (g, position) in sources), default=tier)
                 request.cached_by_source[self._stack.names[tier]] += size
 
     def _returned(self, cache: CacheSequence, loads: list[Load]) -> bool:
@@ -331,6 +339,6 @@ def _identity(cache: CacheSequence, group: int, position: int) -> Identity:
         address=Address(chain.keys[position], group),
         parent=chain.parent(position),
         token_ids=chain.block_tokens(position),
-        extras=chain.extras,
+        extras=chain.encoded_extras(position),
         segment=chain.segment(position),
     )

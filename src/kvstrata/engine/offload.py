@@ -93,12 +93,13 @@ class Offload:
                 self._mark(offer.identity.address, offer.meta)
 
     def _describe(self, address: Address, block: int, meta: Meta) -> Offer:
-        content = self._cache.content_of(address.key)
+        content, parent = self._cache.content_of(address.key), self._cache.parent_of(address.key)
         assert content is not None
+        assert parent is not None
         token_bytes = 4 * self._cache.block_size
         identity = Identity(
             address=address,
-            parent=meta.parent,
+            parent=parent,
             token_ids=content[4 : 4 + token_bytes],
             extras=content[8 + token_bytes :],
             segment=meta.segment,

@@ -22,6 +22,7 @@ class _Piece:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @classmethod
     def of(cls, delta: Delta) -> _Piece:
@@ -36,6 +37,8 @@ class _Piece:
         if delta.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs.extend(delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
@@ -126,6 +129,7 @@ class Outbox:
                 logprobs=piece.logprobs,
                 finish_reason=piece.finish_reason,
                 stop_reason=piece.stop_reason,
+                prompt_logprobs=piece.prompt_logprobs,
                 result=result if index == last else None,
             )
             for index, piece in merged.items()

@@ -103,7 +103,8 @@ class Delta:
     """New text and tokens of one answer since the last delta.
 
     text never ends in half a character and never holds part of a stop text that may still complete.
-    result is set on the last delta of a request, when all its answers are finished.
+    prompt_logprobs: on an answer's first delta, where they were asked for. result is set on the last delta of
+    a request, when all its answers are finished.
     """
 
     request_id: str
@@ -113,4 +114,5 @@ class Delta:
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     result: RequestOutput | None = None

@@ -50,7 +50,7 @@ class Pins:
             below = self._stack.pin(addresses, deadline)
         have = [all(below[i : i + len(groups)]) for i in range(0, len(below), len(groups))]
         held = have.index(False) if False in have else len(have)
-        in_pool = [] if held >= len(keys) else self._pin_in_pool(keys)
+        in_pool = [] if held >= len(keys) else self._pin_in_pool(keys, chain.own_from)
         if in_pool:
             held = max(held, len(keys))
         if held:
@@ -85,11 +85,15 @@ class Pins:
             self._let_go(pin)
         return found
 
-    def _pin_in_pool(self, keys: list[bytes]) -> list[tuple[int, list[int]]]:
-        """Pin the last block, and so those before it, in full-attention groups, in others all there are."""
+    def _pin_in_pool(self, keys: list[bytes], own_from: int | None) -> list[tuple[int, list[int]]]:
+        """Pin the last block, and so those before it, in full-attention groups, in others all there are.
+
+        own_from: where the blocks begin that carry a retention, and do not bring those before them.
+        """
+        shared = len(keys) if own_from is None else min(own_from, len(keys))
         pinned: list[tuple[int, list[int]]] = []
         for group in self._cache.groups:
-            wanted = keys[-1:] if group.window is None else keys
+            wanted = keys if group.window is not None else [*keys[:shared][-1:], *keys[shared:]]
             for key in wanted:
                 blocks = self._cache.pin(key, group.number)
                 if blocks is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvstrata.cache.manager import KVCache
 from kvstrata.engine.scheduler import Work
-from kvstrata.models.batch import ForwardBatch, GroupBatch
+from kvstrata.models.batch import ForwardBatch, GroupBatch, RetainedBatch
 
 
 class Model(Protocol):
@@ -70,6 +70,7 @@ class Runner:
             groups=tuple(
                 self._group(group, works, rows, positions) for group in range(len(self._cache.pools))
             ),
+            retained=self._retained(works, rows, positions),
         )
         return batch, tuple(itertools.starmap(range, itertools.pairwise([0, *wanted_ends.tolist()])))
 
@@ -86,6 +87,24 @@ class Runner:
         slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
         pool = self._cache.pools[group]
         return GroupBatch(pool.kv, self._to_device(tables), self._to_device(slots), pool.scales)
+
+    def _retained(
+        self, works: Sequence[Work], rows: np.ndarray, positions: np.ndarray
+    ) -> RetainedBatch | None:
+        """rows, positions: as for `_group`."""
+        seen = [work.sequence.chain.retention for work in works]
+        if all(retention.is_full for retention in seen):
+            return None
+        windows = np.array([retention.window or 0 for retention in seen], dtype=np.int32)
+        sinks = np.array([retention.sinks for retention in seen], dtype=np.int32)
+        reach = (windows.astype(np.int64) + sinks)[rows]
+        hides = (sinks[rows] > 0) & (positions >= reach)
+        within = np.where(sinks[rows] > 0, np.minimum(positions, reach - 1), positions)
+        return RetainedBatch(
+            self._to_device(windows),
+            self._to_device(sinks),
+            self._to_device(within) if hides.any() else None,
+        )
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -29,7 +29,7 @@ _LIBRARIES: Final = (
 )
 _BACKEND: Final = backend()
 _paged_attention: Final = torch.ops.kvstrata.paged_attention.default
-NATIVE_VERSION: Final = 1  # raised whenever a change of the native kernels may change bits
+NATIVE_VERSION: Final = 2  # raised whenever a change of the native kernels may change bits
 
 
 __all__ = [
@@ -54,7 +54,16 @@ _NATIVE_DTYPES: Final = (
 class Attention(Protocol):
     """One step's attention in any layer of a group."""
 
-    def attend(self, query: Tensor, kv: Tensor, layer: int, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        layer: int,
+        scale: float,
+        sink_query: Tensor | None = None,
+        *,
+        key_offset: Tensor | None = None,
+    ) -> Tensor:
         """The operator `paged_attention` for float32 `query` `[num_tokens, num_heads, head_dim]`."""
 
 
@@ -75,10 +84,22 @@ class _NativeAttention:
     context_lens: Tensor
     window: int
     scales: Tensor | None
+    windows: Tensor | None
+    sinks: Tensor | None
 
-    def attend(self, query: Tensor, kv: Tensor, layer: int, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        layer: int,
+        scale: float,
+        sink_query: Tensor | None = None,
+        *,
+        key_offset: Tensor | None = None,
+    ) -> Tensor:
         batch = (self.block_tables, self.query_starts, self.context_lens)
-        attended: Tensor = _paged_attention(query, kv, layer, *batch, scale, self.window, self.scales)
+        seen = (self.window, self.scales, self.windows, self.sinks)
+        attended: Tensor = _paged_attention(query, kv, layer, *batch, scale, *seen, sink_query, key_offset)
         return attended
 
 
@@ -89,6 +110,8 @@ def prepare_attention(  # noqa: PLR0917 (the order of the operator's schema)
     context_lens: Tensor,
     window: int,
     scales: Tensor | None = None,
+    windows: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Attention:
     """Attention of one step for the layers of a group whose pool is `kv`, with its scales.
 
@@ -96,5 +119,5 @@ def prepare_attention(  # noqa: PLR0917 (the order of the operator's schema)
     gives the same result without preparation. Raises ValueError where they do not fit together.
     """
     if _BACKEND != "reference" and kv.device.type == "cpu" and kv.dtype in _NATIVE_DTYPES:
-        return _NativeAttention(block_tables, query_starts, context_lens, window, scales)
-    return AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales)
+        return _NativeAttention(block_tables, query_starts, context_lens, window, scales, windows, sinks)
+    return AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales, windows, sinks)

@@ -1,9 +1,9 @@
 """The quantised pool formats in plain torch: the codes and scales, bit for bit, that the native kernels make.
 
 A pool's dtype says its format: int8; float8_e4m3fn; uint8 holds int4, two codes a byte. int8 and fp8 have
-one bfloat16 scale for each token and head vector, int4 a float16 scale and a float16 minimum for each 32
-channels. Scales are rounded up before codes are made with them, so no value lies further than half a step
-from what it is read as.
+one bfloat16 scale for each token and head vector, int4 a scale and a zero of a byte each for each 16
+channels. Codes are made with the scale as it is stored, which is large enough for all values: none lies
+further than half a step from what it is read as.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from torch import Tensor
 
 from kvstrata.kernels.checks import expect_dtype, expect_layer, expect_shape
 
-INT4_GROUP: Final = 32
+INT4_GROUP: Final = 32  # channels whose codes lie together, the first half in low nibbles
+INT4_SCALED: Final = 16  # channels that share a scale and a zero
 MAX_ROTATED: Final = 1024
 _SCALE_DTYPES: Final = {
     torch.int8: torch.bfloat16,
     torch.float8_e4m3fn: torch.bfloat16,
-    torch.uint8: torch.float16,
+    torch.uint8: torch.uint8,
 }
-_FP16_MAX: Final = 65504.0
+# The scales of int4: five bits of exponent, biased by 19, and three of mantissa; 1 to 7 are not used.
+_LEAST_SCALE: Final = 8
+_LARGEST_SCALE: Final = 254
+_NAN_SCALE: Final = 255
+_REBIAS: Final = (127 - 19) << 3
 
 
 def is_quantised(kv: Tensor) -> bool:
@@ -38,10 +43,10 @@ def head_size(kv: Tensor) -> int:
 
 
 def scales_per_vector(dtype: torch.dtype, head_dim: int) -> int:
-    """Scales (minima included) of one vector of `head_dim` elements in a pool of this dtype."""
+    """Scales (zeros included) of one vector of `head_dim` elements in a pool of this dtype."""
     if dtype not in _SCALE_DTYPES:
         return 0
-    return -(-head_dim // INT4_GROUP) * 2 if dtype == torch.uint8 else 1
+    return -(-head_dim // INT4_SCALED) * 2 if dtype == torch.uint8 else 1
 
 
 def can_rotate(head_dim: int) -> bool:
@@ -99,7 +104,8 @@ def quantise(x: Tensor, dtype: torch.dtype, *, key: bool) -> tuple[Tensor, Tenso
 
     int8: code round(x / scale), scale the largest magnitude / 127; a vector that is not finite is read as
     NaN. fp8: e4m3 of x / scale, scale the largest finite magnitude / 448; infinities become 448 steps, NaN
-    stays NaN. int4: keys rotated first; code round((x - minimum) / scale), 0 to 15, for each 32 channels.
+    stays NaN. int4: keys rotated first; code round(x / scale) - zero, 0 to 15, with the least scale that
+    has a code for each of 16 channels.
     Returns codes `[..., head_dim]` (`[..., head_dim / 2]` for int4) and scales `[..., scales_per_vector]`.
     """
     if dtype == torch.uint8:
@@ -122,48 +128,73 @@ def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
     if codes.dtype != torch.uint8:
         return codes.float() * scales.float()
     head_dim = 2 * codes.shape[-1]
-    groups = []
-    for group, start in enumerate(range(0, head_dim, INT4_GROUP)):
+    unpacked = []
+    for start in range(0, head_dim, INT4_GROUP):
         packed = codes[..., start // 2 : (start + INT4_GROUP) // 2]
-        unpacked = torch.cat((packed & 15, packed >> 4), dim=-1).double()
-        scale, minimum = scales[..., 2 * group : 2 * group + 2].double().chunk(2, dim=-1)
-        groups.append(unpacked * scale + minimum)  # exact in float64: one rounding, as a fused multiply-add
-    return torch.cat(groups, dim=-1).float()
+        unpacked += [packed & 15, packed >> 4]
+    steps, zeros = _int4_scales(scales)
+    each = [x.repeat_interleave(INT4_SCALED, dim=-1)[..., :head_dim] for x in (steps, zeros)]
+    return (torch.cat(unpacked, dim=-1).float() + each[1]) * each[0]  # exact: the sum has 9 bits, a scale 4
+
+
+def int4_steps(scales: Tensor) -> Tensor:
+    """The size of a step for each 16 channels, from the scales of an int4 pool; float32."""
+    return _int4_scales(scales)[0]
+
+
+def _int4_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and zeros of an int4 pool as float32."""
+    code, zero = scales.int().reshape(*scales.shape[:-1], -1, 2).unbind(-1)
+    step = torch.where(code == _NAN_SCALE, torch.nan, _scale_of(code))
+    return torch.where(code == 0, 0.0, step), torch.where(zero > 127, zero - 256, zero).float()
 
 
 def _quantise_int4(x: Tensor) -> tuple[Tensor, Tensor]:
-    packed, scales = [], []
-    for start in range(0, x.shape[-1], INT4_GROUP):
-        group = x[..., start : start + INT4_GROUP]
+    codes, scales = [], []
+    for start in range(0, x.shape[-1], INT4_SCALED):
+        group = x[..., start : start + INT4_SCALED]
         low, high = group.aminmax(dim=-1, keepdim=True)
         finite = group.isfinite().all(dim=-1, keepdim=True)
-        minimum = _fp16_below(low.clamp(-_FP16_MAX, _FP16_MAX))
-        step = _fp16_above(((high - minimum) / 15.0).clamp(max=_FP16_MAX))
-        usable = finite & (step != 0)
-        codes = ((group - minimum) / step).clamp(0.0, 15.0).round()
-        codes = torch.where(usable, codes, 0.0).to(torch.uint8)
-        first, second = codes.chunk(2, dim=-1)
+        low, high = (torch.where(finite, end, 0.0) for end in (low, high))
+        largest = torch.maximum(low.abs(), high.abs())
+        code = _scale_above(torch.maximum(largest / 127.0, high * 0.0625 - low * 0.0625))
+        while True:
+            step = _scale_of(code)
+            short = (_steps(high, step) - _steps(low, step) > 15) & (code < _LARGEST_SCALE)
+            if not short.any():
+                break
+            code = code + short
+        zero = _steps(low, step).clamp(-128, 127)
+        codes.append(torch.where(finite, (_steps(group, step) - zero).clamp(0, 15), 0).to(torch.uint8))
+        code, zero = torch.where(finite, code, _NAN_SCALE), torch.where(finite, zero, 0)
+        scales += [code.to(torch.uint8), zero.to(torch.int8).view(torch.uint8)]
+    wide, packed = torch.cat(codes, dim=-1), []
+    for start in range(0, x.shape[-1], INT4_GROUP):
+        first, second = wide[..., start : start + INT4_GROUP].chunk(2, dim=-1)
         packed.append(first | second << 4)
-        scales.append(torch.where(finite, torch.cat((step, minimum), dim=-1), torch.nan))
-    return torch.cat(packed, dim=-1), torch.cat(scales, dim=-1).half()
+    return torch.cat(packed, dim=-1), torch.cat(scales, dim=-1)
+
+
+def _steps(x: Tensor, step: Tensor) -> Tensor:
+    """x in whole steps, int32."""
+    return (x / step).clamp(-1024.0, 1024.0).nan_to_num(0.0).round().int()
+
+
+def _scale_above(x: Tensor) -> Tensor:
+    """The least code, int32, whose scale is not below each float32 x >= 0."""
+    bits = x.contiguous().view(torch.int32).long()
+    return ((bits + 0xFFFFF >> 20) - _REBIAS).clamp(_LEAST_SCALE, _LARGEST_SCALE).int()
+
+
+def _scale_of(code: Tensor) -> Tensor:
+    """The float32 scale of each int32 code."""
+    return (code + _REBIAS << 20).view(torch.float32)
 
 
 def _bf16_above(x: Tensor) -> Tensor:
     """The least bfloat16 not below each float32 x >= 0, as float32."""
     bits = x.contiguous().view(torch.int32)
     return ((bits + 0xFFFF) >> 16 << 16).view(torch.float32)
-
-
-def _fp16_below(x: Tensor) -> Tensor:
-    """The greatest float16 not above each x, as float32."""
-    near = x.half()
-    lower = torch.nextafter(near.float().half(), torch.full_like(near, -torch.inf))
-    return torch.where(near.float() > x, lower, near).float()
-
-
-def _fp16_above(x: Tensor) -> Tensor:
-    """The least float16 not below each x, as float32."""
-    return -_fp16_below(-x) + 0.0
 
 
 @cache

@@ -14,7 +14,7 @@ from kvstrata.kernels.checks import expect_dtype, expect_shape
 from kvstrata.kernels.kv_formats import expect_pool, head_size, quantise
 from kvstrata.kernels.reference_attention import AttentionPlan
 
-VERSION = 1  # raised whenever a change here may change bits
+VERSION = 2  # raised whenever a change here may change bits
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
@@ -119,6 +119,10 @@ def paged_attention(  # noqa: PLR0917 (the order of the operator's schema)
     scale: float,
     window: int = 0,
     scales: Tensor | None = None,
+    windows: Tensor | None = None,
+    sinks: Tensor | None = None,
+    sink_query: Tensor | None = None,
+    key_offset: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of many sequences that reads keys and values from the pool only.
 
@@ -129,12 +133,17 @@ def paged_attention(  # noqa: PLR0917 (the order of the operator's schema)
     query sees a token are never read and may be -1. query_starts: int32 `[num_seqs + 1]`; context_lens: int32
     `[num_seqs]`: sequence s's queries are its last `query_starts[s + 1] - query_starts[s]` (maybe none) of
     `context_lens[s]` tokens. scale multiplies the dot products; a query sees itself and the
-    `window - 1` tokens before it, or all before it where window is 0.
+    `window - 1` tokens before it, or all before it where window is 0. windows: int32 `[num_seqs]`, a window
+    for each sequence in the place of `window`. sinks: int32 `[num_seqs]`, how many of a sequence's first
+    tokens its queries see besides; 0 where there is no window. From position sinks + window on, where
+    something is hidden, a query meets the sinks as its row of sink_query, float32 as query, which is
+    rotated to position sinks + window - 1 (StreamingLLM, arXiv 2309.17453). key_offset: as `rope_write_kv`
+    took it off the keys; it matters where a row meets keys by two queries.
     Slots beyond a sequence's tokens may hold anything, NaN included. Returns float32
     `[num_tokens, num_heads, head_dim]`.
     """
-    plan = AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales)
-    return plan.attend(query, kv, layer, scale)
+    plan = AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales, windows, sinks)
+    return plan.attend(query, kv, layer, scale, sink_query, key_offset=key_offset)
 
 
 OPERATORS = (rms_norm, gated_activation, rope, write_kv, paged_attention)

@@ -31,14 +31,18 @@ _MAX_PADDING = 0.2
 
 @dataclass(frozen=True)
 class _Span:
-    """Consecutive query rows of one sequence and the blocks in which they see tokens."""
+    """Consecutive query rows of one sequence and the blocks in which they see tokens.
+
+    sinks: first tokens that they see besides their window; 0 where no row hides anything.
+    """
 
     sequence: int
     first_row: int
     num_rows: int
     end: int  # position after the last row's
-    first_block: int
-    num_blocks: int
+    blocks: tuple[int, ...]  # positions in the block table
+    window: int
+    sinks: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class _Segment:
 
     rows: int64 `[num_spans * num_rows]`. blocks: int64 `[num_spans * num_blocks]`. unused: indices (span,
     block, offset) of gathered slots that no row sees. bias: float32 `[num_spans, num_rows,
-    num_blocks * block_size]`, 0 where a row sees a token, else -inf.
+    num_blocks * block_size]`, 0 where a row sees a token, else -inf. sinks: bool `[num_spans, 1,
+    num_blocks * block_size]`, tokens that the sink query meets; None where there are none.
     """
 
     num_spans: int
@@ -57,6 +62,7 @@ class _Segment:
     blocks: Tensor
     unused: tuple[Tensor, Tensor, Tensor]
     bias: Tensor
+    sinks: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,8 @@ class AttentionPlan:
         context_lens: Tensor,
         window: int,
         scales: Tensor | None = None,
+        windows: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> AttentionPlan:
         """Plan for a group's pool `kv`; the arguments are those of the operator `paged_attention`."""
         expect_pool(_OPERATOR, kv, scales, 0)
@@ -84,9 +92,10 @@ class AttentionPlan:
         num_blocks, _, _, num_kv_heads, block_size, _ = kv.shape
         head_dim = head_size(kv)
         token_bytes = 2 * num_kv_heads * head_dim * 4
-        spans = _spans(starts, lens, block_size, window)
+        seen = _seen(len(lens), window, windows, sinks)
+        spans = _spans(starts, lens, block_size, seen)
         segments = tuple(
-            _segment(group, block_tables, block_size, num_blocks, window)
+            _segment(group, block_tables, block_size, num_blocks)
             for group in _grouped(spans, _GATHER_BYTES // (token_bytes * block_size))
         )
         block_numel = 2 * num_kv_heads * block_size * head_dim
@@ -99,7 +108,16 @@ class AttentionPlan:
             torch.empty(numel, dtype=torch.float32, device=kv.device),
         )
 
-    def attend(self, query: Tensor, kv: Tensor, layer: int, scale: float) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        layer: int,
+        scale: float,
+        sink_query: Tensor | None = None,
+        *,
+        key_offset: Tensor | None = None,
+    ) -> Tensor:
         """Attention of float32 `query` `[num_tokens, num_heads, head_dim]` in one layer of the group."""
         expect_pool(_OPERATOR, kv, self.scales, layer)
         expect_dtype(_OPERATOR, "query", query, torch.float32)
@@ -110,20 +128,38 @@ class AttentionPlan:
             raise ValueError(
                 f"{_OPERATOR}: query has {num_heads} heads, expected a multiple of kv's {num_kv_heads}"
             )
+        if sink_query is not None:
+            expect_dtype(_OPERATOR, "sink_query", sink_query, torch.float32)
+            expect_shape(_OPERATOR, "sink_query", sink_query, tuple(query.shape))
+        elif any(segment.sinks is not None for segment in self.segments):
+            raise ValueError(
+                f"{_OPERATOR}: sink_query is missing, expected one (tokens after sinks are hidden)"
+            )
+        shift = torch.zeros((self.num_tokens, num_heads), dtype=torch.float32, device=query.device)
+        if sink_query is not None and key_offset is not None:
+            expect_shape(_OPERATOR, "key_offset", key_offset, (num_kv_heads, head_dim))
+            by_head = key_offset.repeat_interleave(num_heads // num_kv_heads, dim=0)
+            shift = ((sink_query - query) * by_head).sum(-1)
         if kv.dtype == torch.uint8:  # as the keys are
             query = rotate(query)
+            sink_query = None if sink_query is None else rotate(sink_query)
         out = torch.empty(query.shape, dtype=torch.float32, device=query.device)
         pool = kv.select(1, layer)
         scales = None if self.scales is None else self.scales.select(1, layer)
         for segment in self.segments:
             keys, values = self._unpack(pool, scales, segment)
-            rows = query.index_select(0, segment.rows)
-            # [num_spans, num_kv_heads, heads a KV head, num_rows, head_dim]
-            grouped = rows.view(segment.num_spans, segment.num_rows, num_kv_heads, -1, head_dim)
-            grouped = grouped.permute(0, 2, 3, 1, 4)
-            attend = _fused if segment.num_rows >= _MIN_FUSED_ROWS else _batched
-            result = attend(grouped, keys, values, segment.bias, scale)
-            out.index_copy_(0, segment.rows, result.permute(0, 3, 1, 2, 4).reshape(rows.shape))
+            grouped = _by_kv_head(query, segment, num_kv_heads)
+            if segment.sinks is not None and sink_query is not None:
+                others = _by_kv_head(sink_query, segment, num_kv_heads)
+                shifts = _by_kv_head(shift.unsqueeze(-1), segment, num_kv_heads)
+                result = _with_sinks(
+                    grouped, others, shifts, keys, values, segment.bias, segment.sinks, scale
+                )
+            else:
+                attend = _fused if segment.num_rows >= _MIN_FUSED_ROWS else _batched
+                result = attend(grouped, keys, values, segment.bias, scale)
+            rows = result.permute(0, 3, 1, 2, 4).reshape(len(segment.rows), num_heads, head_dim)
+            out.index_copy_(0, segment.rows, rows)
         return out
 
     def _unpack(self, pool: Tensor, scales: Tensor | None, segment: _Segment) -> tuple[Tensor, Tensor]:
@@ -146,6 +182,29 @@ class AttentionPlan:
             unpacked[:, spans, :, blocks, offsets] = 0.0
         keys, values = unpacked.view(2, segment.num_spans, num_kv_heads, -1, floats.shape[-1])
         return keys, values
+
+
+def _by_kv_head(query: Tensor, segment: _Segment, num_kv_heads: int) -> Tensor:
+    """A segment's rows, `[num_spans, num_kv_heads, heads a KV head, num_rows, head_dim]`."""
+    rows = query.index_select(0, segment.rows)
+    grouped = rows.view(segment.num_spans, segment.num_rows, num_kv_heads, -1, query.shape[2])
+    return grouped.permute(0, 2, 3, 1, 4)
+
+
+def _with_sinks(  # noqa: PLR0917
+    query: Tensor,
+    sink_query: Tensor,
+    shifts: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    sinks: Tensor,
+    scale: float,
+) -> Tensor:
+    """Rows that meet some keys as one query and the sinks as another."""
+    across = keys.unsqueeze(2).transpose(-1, -2)
+    scores = torch.where(sinks[:, None, None], sink_query @ across + shifts, query @ across) * scale
+    return (scores + bias[:, None, None]).softmax(-1) @ values.unsqueeze(2)
 
 
 def _fused(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -208,33 +267,61 @@ def _checked(
     return starts, lens
 
 
-def _spans(starts: list[int], lens: list[int], block_size: int, window: int) -> Iterator[_Span]:
+def _seen(num_seqs: int, window: int, windows: Tensor | None, sinks: Tensor | None) -> list[tuple[int, int]]:
+    """The window and the sinks of each sequence."""
+    columns = []
+    for name, given, default in (("windows", windows, window), ("sinks", sinks, 0)):
+        if given is None:
+            columns.append([default] * num_seqs)
+            continue
+        expect_dtype(_OPERATOR, name, given, torch.int32)
+        expect_shape(_OPERATOR, name, given, (num_seqs,))
+        columns.append(given.tolist())
+        for sequence, value in enumerate(columns[-1]):
+            if value < 0:
+                raise ValueError(f"{_OPERATOR}: {name}[{sequence}] is {value}, expected 0 or more")
+    seen = list(zip(*columns, strict=True))
+    for sequence, (own, first) in enumerate(seen):
+        if first and not own:
+            raise ValueError(
+                f"{_OPERATOR}: sinks[{sequence}] is {first}, expected 0 where there is no window"
+            )
+    return seen
+
+
+def _spans(
+    starts: list[int], lens: list[int], block_size: int, seen: list[tuple[int, int]]
+) -> Iterator[_Span]:
     """Each sequence's rows in pieces of at most `_MAX_ROWS`."""
     for sequence, length in enumerate(lens):
         first_position = length - (starts[sequence + 1] - starts[sequence])
+        window, sinks = seen[sequence]
         for begin in range(first_position, length, _MAX_ROWS):
             end = min(begin + _MAX_ROWS, length)
-            oldest = max(0, begin - window + 1) if window else 0
-            first_block = oldest // block_size
+            hides = end > sinks + window
+            oldest = max(0, begin - window + 1) if window and hides else 0
+            held = range(oldest // block_size, -(-end // block_size))
+            before = range(min(-(-sinks // block_size), held.start)) if hides else range(0)
             yield _Span(
                 sequence,
                 starts[sequence] + begin - first_position,
                 end - begin,
                 end,
-                first_block,
-                -(-end // block_size) - first_block,
+                (*before, *held),
+                window if hides else 0,
+                sinks if hides else 0,
             )
 
 
 def _grouped(spans: Iterable[_Span], max_blocks: int) -> Iterator[list[_Span]]:
     """Spans to compute together: equally many rows, similar contexts, at most `max_blocks` blocks in all."""
     group: list[_Span] = []
-    for span in sorted(spans, key=lambda span: (span.num_rows, -span.num_blocks, span.sequence)):
+    for span in sorted(spans, key=lambda span: (span.num_rows, -len(span.blocks), span.sequence)):
         if group and (
             span.num_rows != group[0].num_rows
             or span.num_rows >= _MIN_FUSED_ROWS
-            or (len(group) + 1) * group[0].num_blocks > max_blocks
-            or span.num_blocks < group[0].num_blocks * (1 - _MAX_PADDING)
+            or (len(group) + 1) * len(group[0].blocks) > max_blocks
+            or len(span.blocks) < len(group[0].blocks) * (1 - _MAX_PADDING)
         ):
             yield group
             group = []
@@ -243,23 +330,22 @@ def _grouped(spans: Iterable[_Span], max_blocks: int) -> Iterator[list[_Span]]:
         yield group
 
 
-def _segment(
-    spans: list[_Span], block_tables: Tensor, block_size: int, pool_blocks: int, window: int
-) -> _Segment:
+def _segment(spans: list[_Span], block_tables: Tensor, block_size: int, pool_blocks: int) -> _Segment:
     """Index tensors of spans computed together, padded to the longest (which comes first)."""
     device = block_tables.device
-    num_rows, num_blocks = spans[0].num_rows, spans[0].num_blocks
+    num_rows, num_blocks = spans[0].num_rows, len(spans[0].blocks)
 
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, device=device).unsqueeze(1)
 
     sequences = column([span.sequence for span in spans])
     ends = column([span.end for span in spans])
-    first_blocks = column([span.first_block for span in spans])
-    lengths = column([span.num_blocks for span in spans])
-    steps = torch.arange(num_blocks, device=device)
+    windows, sinks = column([span.window for span in spans]), column([span.sinks for span in spans])
     # Padding repeats the span's own first block, hidden, so that no stranger's block is read.
-    logical = first_blocks + torch.where(steps < lengths, steps, 0)
+    logical = torch.tensor(
+        [[*span.blocks, *span.blocks[:1] * (num_blocks - len(span.blocks))] for span in spans], device=device
+    )
+    padding = torch.arange(num_blocks, device=device) >= column([len(span.blocks) for span in spans])
     blocks = block_tables[sequences, logical].long()
     low, high = torch.aminmax(blocks)
     if low < 0 or high >= pool_blocks:
@@ -268,18 +354,17 @@ def _segment(
             f"expected 0 to {pool_blocks - 1}"
         )
     offsets = torch.arange(block_size, device=device)
-    keys = (first_blocks + steps).unsqueeze(2) * block_size + offsets  # [spans, blocks, block_size]
-    held = logical.unsqueeze(2) * block_size + offsets
+    held = logical.unsqueeze(2) * block_size + offsets  # [spans, blocks, block_size]
+    # A key of padding stands after all rows.
+    keys = held.masked_fill(padding.unsqueeze(2), torch.iinfo(held.dtype).max).view(len(spans), 1, -1)
     rows = torch.arange(num_rows, device=device)
     positions = ends - num_rows + rows
-    flat_keys = keys.view(len(spans), 1, -1)
-    hidden = flat_keys > positions.unsqueeze(2)
-    oldest = torch.zeros_like(ends)
-    if window:
-        hidden |= flat_keys <= positions.unsqueeze(2) - window
-        oldest = ends - num_rows - window + 1
+    bounded, kept = windows.unsqueeze(2) > 0, sinks.unsqueeze(2)
+    hidden = keys > positions.unsqueeze(2)
+    hidden |= bounded & (keys <= positions.unsqueeze(2) - windows.unsqueeze(2)) & (keys >= kept)
     bias = torch.zeros(hidden.shape, dtype=torch.float32, device=device).masked_fill_(hidden, -torch.inf)
-    unused = (held >= ends.unsqueeze(2)) | (held < oldest.unsqueeze(2))
+    oldest = torch.where(windows > 0, ends - num_rows - windows + 1, 0).unsqueeze(2)
+    unused = (held >= ends.unsqueeze(2)) | ((held < oldest) & (held >= kept))
     span, block, offset = unused.nonzero(as_tuple=True)
     first_rows = column([span.first_row for span in spans])
     return _Segment(
@@ -290,4 +375,5 @@ def _segment(
         blocks=blocks.flatten(),
         unused=(span, block, offset),
         bias=bias,
+        sinks=keys < kept if any(span.sinks for span in spans) else None,
     )

@@ -49,6 +49,7 @@ def rope_write_kv(  # noqa: PLR0917 (the order of the operator's schema)
     kv: Tensor,
     layer: int,
     scales: Tensor | None = None,
+    key_offset: Tensor | None = None,
 ) -> Tensor:
     """Normalise and rotate queries and keys, write keys and values to the pool, return the queries.
 
@@ -56,7 +57,8 @@ def rope_write_kv(  # noqa: PLR0917 (the order of the operator's schema)
     heads, then its value heads; num_kv_heads and head_dim are kv's. q_norm, k_norm: float32 `[head_dim]`,
     weights of an RMSNorm of each head before RoPE, or None. cos, sin: float32 `[max_position, head_dim / 2]`,
     token i's row being positions[i] (int64 `[num_tokens]`), or i where positions is None. slots, kv, layer
-    and scales as in `write_kv`. Returns float32 `[num_tokens, num_heads, head_dim]`.
+    and scales as in `write_kv`. key_offset: float32 `[num_kv_heads, head_dim]`, taken off every key after
+    RoPE: to a softmax over keys it makes no difference. Returns float32 `[num_tokens, num_heads, head_dim]`.
     """
     name = "rope_write_kv"
     expect_dtype(name, "qkv", qkv, torch.float32)
@@ -85,7 +87,12 @@ def rope_write_kv(  # noqa: PLR0917 (the order of the operator's schema)
         query = rms_norm(query, q_norm, eps)
     if k_norm is not None:
         key = rms_norm(key, k_norm, eps)
-    write_kv(kv, layer, rope(key, cos, sin), value, slots, scales)
+    key = rope(key, cos, sin)
+    if key_offset is not None:
+        expect_dtype(name, "key_offset", key_offset, torch.float32)
+        expect_shape(name, "key_offset", key_offset, (num_kv_heads, head_dim))
+        key = key - key_offset
+    write_kv(kv, layer, key, value, slots, scales)
     return rope(query, cos, sin)
 
 

@@ -1,10 +1,12 @@
 """Packing weights in plain torch: the specification of `csrc/linear/pack.cpp`, byte for byte.
 
 Block formats are GGML's: their codes and scales are kept as they are. Floats are quantised in groups of 32.
-To int8: scale = max |w| / 127 as the least fp16 no smaller than that, codes = round_half_even(w / scale). To
-4 bits: min = the greatest fp16 no larger than the minimum, scale = (max - min) / 15 rounded up as before,
-codes = round_half_even((w - min) / scale). A group that holds a value which is not finite, or one too large
-for such a scale, gets the scale NaN.
+To int8: scale = max |w| / k as the least fp16 no smaller than that, codes = round_half_even(w / scale), k
+being the one of 127, 126, ..., 112 whose sum of squared errors, from left to right, is the least, the first
+among equals: values on a coarser grid, as those of 4-bit files, can nearly be hit. To 4 bits: min = the
+greatest fp16 no larger than the minimum, scale = (max - min) / 15 rounded up as before, codes =
+round_half_even((w - min) / scale). A group that holds a value which is not finite, or one too large for such
+a scale, gets the scale NaN.
 """
 
 from __future__ import annotations
@@ -170,7 +172,7 @@ def _bytes(bits: Tensor) -> Tensor:
 
 
 def _quantise_int8(groups: Tensor) -> Groups:
-    bits = _half_above(groups.abs().amax(-1) / 127.0)
+    bits = _int8_scales(groups)
     usable = groups.isfinite().all(-1) & (bits < 0x7C00) & (bits >= 0)
     bits = torch.where(usable, bits, _HALF_NAN)
     scale = bits.view(torch.float16).float()
@@ -178,6 +180,28 @@ def _quantise_int8(groups: Tensor) -> Groups:
     codes = (groups / torch.where(zero, 1.0, scale.unsqueeze(-1))).round().clamp(-127, 127)
     codes = torch.where(zero, 0.0, codes).to(torch.int16) + 128
     return Groups(codes.to(torch.uint8), _bytes(bits))
+
+
+def _int8_scales(groups: Tensor) -> Tensor:
+    """Bits of the fp16 scale of each group."""
+    largest = groups.abs().amax(-1)
+    best, least = _tried(groups, largest, 127)
+    for top in range(126, 111, -1):
+        bits, errors = _tried(groups, largest, top)
+        better = errors < least
+        best, least = torch.where(better, bits, best), torch.where(better, errors, least)
+    return best
+
+
+def _tried(groups: Tensor, largest: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Bits of the scales that bring each group's largest to the code `top`, and their squared errors."""
+    bits = _half_above(largest / float(top))
+    scale = bits.view(torch.float16).float()
+    errors = torch.zeros_like(largest)
+    for value in groups.unbind(-1):
+        error = value - (value / scale).round() * scale
+        errors = errors + error * error
+    return bits, errors
 
 
 def _quantise_q4_1(groups: Tensor, valid: Tensor | None) -> Groups:

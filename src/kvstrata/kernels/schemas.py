@@ -19,9 +19,11 @@ SCHEMAS = (
     "write_kv(Tensor(a!) kv, int layer, Tensor key, Tensor value, Tensor slots, "
     "Tensor(b!)? scales=None) -> ()",
     "rope_write_kv(Tensor qkv, Tensor? q_norm, Tensor? k_norm, float eps, Tensor cos, Tensor sin, "
-    "Tensor? positions, Tensor slots, Tensor(a!) kv, int layer, Tensor(b!)? scales=None) -> Tensor",
+    "Tensor? positions, Tensor slots, Tensor(a!) kv, int layer, Tensor(b!)? scales=None, "
+    "Tensor? key_offset=None) -> Tensor",
     "paged_attention(Tensor query, Tensor kv, int layer, Tensor block_tables, Tensor query_starts, "
-    "Tensor context_lens, float scale, int window=0, Tensor? scales=None) -> Tensor",
+    "Tensor context_lens, float scale, int window=0, Tensor? scales=None, Tensor? windows=None, "
+    "Tensor? sinks=None, Tensor? sink_query=None, Tensor? key_offset=None) -> Tensor",
     "pack_weight(Tensor data, str format, int outputs, int inputs, str target, "
     "Tensor? row_order=None) -> Tensor",
     "linear(Tensor x, Tensor[] weights, Tensor? bias=None) -> Tensor",

@@ -146,6 +146,8 @@ def attention(  # noqa: PLR0917
     first: int,
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
+    sinks: int = 0,
+    sink_query: Tensor | None = None,
 ) -> Tensor:
     """One query row of some heads over the positions `first` to the last of its KV head.
 
@@ -157,6 +159,8 @@ def attention(  # noqa: PLR0917
     int8 and fp8: keys and values are codes (fp8 / 256), the scales float32 `[num_tokens]` theirs (fp8 * 256);
     a score is (dot * key scale) * scale, and p, once l is summed, is multiplied by its value's scale. int4:
     keys and values are fma(code, scale, minimum), and the query is rotated as the keys were.
+    sinks: where `first` is after so many positions, these are seen besides, by `sink_query`; the tiles
+    between are passed over, and in a tile the order of positions is the same.
     Returns O / L, `[num_heads, head_dim]`.
     """
     num_heads, head_dim = query.shape
@@ -164,21 +168,26 @@ def attention(  # noqa: PLR0917
     total = torch.zeros(num_heads)
     out = torch.zeros(num_heads, head_dim)
     keys, values = keys.float(), values.float()
-    for start in range(first // TILE * TILE, len(keys), TILE):
-        seen = slice(max(start, first), min(start + TILE, len(keys)))
+    positions = torch.tensor([*range(min(sinks, first)), *range(first, len(keys))])
+    for start in range(0, len(keys), TILE):
+        seen = positions[(positions >= start) & (positions < start + TILE)]
+        if not len(seen):
+            continue
         scores = dot(query.unsqueeze(1), keys[seen].unsqueeze(0))
+        if sink_query is not None:
+            others = dot(sink_query.unsqueeze(1), keys[seen].unsqueeze(0))
+            scores = torch.where(seen < min(sinks, first), others, scores)
         if key_scales is not None:
             scores = scores * key_scales[seen]
         scores = scores * torch.tensor(scale, dtype=torch.float32)
         m = scores.amax(dim=1)
         p = exp(scores - m.unsqueeze(1))
-        before, after = seen.start - start, start + TILE - seen.stop
-        sums = lane_sum(torch.nn.functional.pad(p, (before, after)))
+        sums = lane_sum(torch.zeros(num_heads, TILE).index_copy(1, seen - start, p))
         if value_scales is not None:
             p = p * value_scales[seen]
         tile = torch.zeros(num_heads, head_dim)
-        for j in range(seen.stop - seen.start):
-            tile = fma(p[:, j : j + 1], values[seen.start + j], tile)
+        for j, position in enumerate(seen.tolist()):
+            tile = fma(p[:, j : j + 1], values[position], tile)
         top = torch.maximum(largest, m)
         a, b = exp(largest - top), exp(m - top)
         total = fma(sums, b, total * a)

@@ -25,13 +25,28 @@ class GroupBatch:
 
 
 @dataclass(frozen=True)
+class RetainedBatch:
+    """What the tokens of a step see in full-attention layers, where some do not see all before them.
+
+    windows: int32 `[num_seqs]`, tokens that a sequence's queries see, 0 for all; sinks: int32 `[num_seqs]`,
+    how many of its first tokens besides. sink_positions: int64 `[num_tokens]`, what a token's query is
+    rotated to where it meets the sinks; None where no token hides others after sinks.
+    """
+
+    windows: Tensor
+    sinks: Tensor
+    sink_positions: Tensor | None
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """One step's tokens, in sequence order.
 
     token_ids, positions: int64 `[num_tokens]`. query_starts: int32 `[num_seqs + 1]`, where each sequence's
     tokens begin; context_lens: int32 `[num_seqs]`, tokens of each sequence that the pool holds once this
     step's are written. logit_rows: int64 `[num_logits]`, rows whose logits are wanted. groups: in the order
-    of `DecoderConfig.layer_groups()`.
+    of `DecoderConfig.layer_groups` as the decoder has them. retained: None where every token sees all before
+    it.
     """
 
     token_ids: Tensor
@@ -40,3 +55,4 @@ class ForwardBatch:
     context_lens: Tensor
     logit_rows: Tensor
     groups: tuple[GroupBatch, ...]
+    retained: RetainedBatch | None = None

@@ -6,6 +6,7 @@ Every supported architecture (llama incl. Mistral and SmolLM, qwen2, qwen3, gemm
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,10 +84,14 @@ class DecoderConfig:
         """How many layers the decoder has."""
         return len(self.layers)
 
-    def layer_groups(self) -> tuple[tuple[int | None, tuple[int, ...]], ...]:
-        """Layers that keep the same tokens: (window, layer indices), full attention first, then by window."""
-        windows = sorted({layer.window for layer in self.layers}, key=lambda w: (w is not None, w or 0))
-        return tuple(
-            (window, tuple(i for i, layer in enumerate(self.layers) if layer.window == window))
-            for window in windows
-        )
+    def layer_groups(self, apart: Set[int] = frozenset()) -> tuple[tuple[int | None, tuple[int, ...]], ...]:
+        """Layers that keep the same tokens: (window, layer indices), full attention first, then by window.
+
+        apart: layers that share no group with others (theirs is another KV format, say); their groups come
+        after those of the same window.
+        """
+        groups: dict[tuple[int | None, bool], list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            groups.setdefault((layer.window, index in apart), []).append(index)
+        order = sorted(groups, key=lambda group: (group[0] is not None, group[0] or 0, group[1]))
+        return tuple((group[0], tuple(groups[group])) for group in order)

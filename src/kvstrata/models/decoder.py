@@ -6,7 +6,7 @@ what is attended is what is cached.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from kvstrata.models.decoder_weights import DecoderWeights, LayerWeights
 from kvstrata.models.rope import RopeTable
 from kvstrata.models.weights import WeightSource
 
+_rope: Final = torch.ops.kvstrata.rope.default
 _rms_norm: Final = torch.ops.kvstrata.rms_norm.default
 _add_rms_norm: Final = torch.ops.kvstrata.add_rms_norm.default
 _gated_activation: Final = torch.ops.kvstrata.fused_gated_activation.default
@@ -52,27 +53,33 @@ class _Scene:
     groups: tuple[GroupBatch, ...]
     attentions: tuple[kernels.Attention, ...]
     rotations: dict[RopeConfig, Rotation]
+    sink_rotations: dict[RopeConfig, Rotation]
 
 
-def placements(config: DecoderConfig) -> tuple[Placement, ...]:
-    """Each layer's group and index in it, in layer order."""
+def placements(config: DecoderConfig, apart: Set[int] = frozenset()) -> tuple[Placement, ...]:
+    """Each layer's group and index in it, in layer order; apart: see `DecoderConfig.layer_groups`."""
     by_layer = {
         layer: Placement(group, index)
-        for group, (_, layers) in enumerate(config.layer_groups())
+        for group, (_, layers) in enumerate(config.layer_groups(apart))
         for index, layer in enumerate(layers)
     }
     return tuple(by_layer[layer] for layer in range(config.num_layers))
 
 
 class Decoder:
-    """A loaded model. Holds no state of any sequence: that is all in the pool that a batch brings along."""
+    """A loaded model. Holds no state of any sequence: that is all in the pool that a batch brings along.
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    apart: layers whose K and V are in groups of their own, see `DecoderConfig.layer_groups`.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, apart: Set[int] = frozenset()) -> None:
         self.config = config
         self.device = weights.final_norm.device
         self._weights = weights
-        self._placements = placements(config)
-        self._windows = tuple(window or 0 for window, _ in config.layer_groups())
+        self._placements = placements(config, apart)
+        self.groups = config.layer_groups(apart)
+        self._windows = tuple(window or 0 for window, _ in self.groups)
+        self._key_offsets: list[Tensor | None] = [None] * config.num_layers
         self._ropes = {
             rope: RopeTable(rope, config.head_dim, self.device)
             for rope in dict.fromkeys(layer.rope for layer in config.layers)
@@ -85,6 +92,7 @@ class Decoder:
         *,
         weights: str = "auto",
         device: torch.device,
+        apart: Set[int] = frozenset(),
         progress: Callable[[int, int], None] | None = None,
     ) -> Decoder:
         """Read all weights of `source` into `device` memory, one copy.
@@ -95,7 +103,16 @@ class Decoder:
         Raises ConfigError on another `weights`, ModelError where a tensor is missing, damaged or of another
         shape than the configuration says.
         """
-        return cls(source.config, DecoderWeights.load(source, weights, device, progress))
+        return cls(source.config, DecoderWeights.load(source, weights, device, progress), apart)
+
+    def rotation(self, layer: int, positions: Tensor) -> Rotation:
+        """Cosines and sines of a layer's RoPE, float32 `[num_positions, head_dim / 2]` each."""
+        return self._ropes[self.config.layers[layer].rope].at(positions, int(positions.max()) + 1)
+
+    def offset_keys(self, offsets: Mapping[int, Tensor]) -> None:
+        """From now on take a vector, float32 `[num_kv_heads, head_dim]`, off all keys of a layer."""
+        for layer, offset in offsets.items():
+            self._key_offsets[layer] = offset
 
     def weights_nbytes(self) -> int:
         """Bytes of all weights in memory."""
@@ -135,6 +152,9 @@ class Decoder:
 
     def _scene(self, batch: ForwardBatch) -> _Scene:
         end = int(batch.positions.max()) + 1
+        retained = batch.retained
+        seen = (None, None) if retained is None else (retained.windows, retained.sinks)
+        sinks = None if retained is None else retained.sink_positions
         return _Scene(
             groups=batch.groups,
             attentions=tuple(
@@ -145,30 +165,60 @@ class Decoder:
                     batch.context_lens,
                     window,
                     group.scales,
+                    *((None, None) if window else seen),  # a layer's own window stays
                 )
                 for group, window in zip(batch.groups, self._windows, strict=True)
             ),
             rotations={rope: table.at(batch.positions, end) for rope, table in self._ropes.items()},
+            sink_rotations={}
+            if sinks is None
+            else {
+                rope: self._ropes[rope].at(sinks, end)
+                for rope in dict.fromkeys(layer.rope for layer in self.config.layers if layer.window is None)
+            },
         )
 
     def _attend(self, index: int, layer: LayerWeights, normed: Tensor, scene: _Scene) -> Tensor:
         """Write the layer's K and V, then attend; float32 `[num_tokens, num_heads * head_dim]`."""
         config, place = self.config, self._placements[index]
-        group = scene.groups[place.group]
+        group, kind = scene.groups[place.group], config.layers[index]
+        projected = layer.qkv(normed)
         query = _rope_write_kv(
-            layer.qkv(normed),
+            projected,
             layer.q_norm,
             layer.k_norm,
             config.norm_eps,
-            *scene.rotations[config.layers[index].rope],
+            *scene.rotations[kind.rope],
             None,
             group.slots,
             group.kv,
             place.index,
             group.scales,
+            self._key_offsets[index],
         )
+        sink_query = None
+        if scene.sink_rotations and kind.window is None:
+            sink_query = self._sink_query(projected, layer.q_norm, scene.sink_rotations[kind.rope])
         attention = scene.attentions[place.group]
-        return attention.attend(query, group.kv, place.index, config.attention_scale).flatten(1)
+        attended = attention.attend(
+            query,
+            group.kv,
+            place.index,
+            config.attention_scale,
+            sink_query,
+            key_offset=self._key_offsets[index],
+        )
+        return attended.flatten(1)
+
+    def _sink_query(self, projected: Tensor, norm: Tensor | None, rotation: Rotation) -> Tensor:
+        """The queries once more, rotated to where the sinks stay within reach."""
+        config = self.config
+        query = projected[:, : config.num_heads * config.head_dim]
+        query = query.view(len(projected), config.num_heads, config.head_dim)
+        if norm is not None:
+            query = _rms_norm(query, norm, config.norm_eps)
+        rotated: Tensor = _rope(query, *rotation)
+        return rotated
 
     def _normed(self, out: Tensor, weight: Tensor | None) -> Tensor:
         """The norm that some models put behind a block."""

@@ -1,11 +1,13 @@
 """Angles of rotary position embeddings, with the scalings that stretch them past the trained length.
 
-Angles are computed in float64 and only their cosines and sines are rounded to float32.
+Angles are computed in float64 and only their cosines and sines are rounded to float32. At position 2^30 a
+float64 angle is right to 2^-22, and cosine and sine take its whole turns off without further loss.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from torch import Tensor
 from kvstrata.models.config import RopeConfig
 
 _GROW = 1024  # positions; tables grow in steps of this many
+_TABLED = 8192  # positions from here on have pages, so that an endless stream takes no more memory
+_PAGE = 64  # positions
+_KEPT_PAGES = 128
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
@@ -74,23 +79,51 @@ def _yarn(frequencies: Tensor, config: RopeConfig, head_dim: int) -> Tensor:
     return frequencies * (1.0 - ramp) + frequencies / config.factor * ramp
 
 
+Rotation = tuple[Tensor, Tensor]
+
+
 class RopeTable:
-    """Cosines and sines by position; grows to the positions asked for and never shrinks."""
+    """Cosines and sines by position: a table that grows to the positions asked for, and pages after its end.
+
+    A page is always computed whole, so that a position has the same bits whatever is asked for beside it.
+    """
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(config, head_dim)
         self._magnitude = magnitude(config)
         self._device = device
+        self._pages: OrderedDict[int, Rotation] = OrderedDict()
         self._grow(0)
 
     def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines, float32 `[num_tokens, head_dim / 2]`, of int64 `positions`, all below `end`."""
-        if end > len(self._cos):
-            self._grow(end)
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        if min(end, _TABLED) > len(self._cos):
+            self._grow(min(end, _TABLED))
+        if end <= _TABLED:
+            return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        numbers, which = torch.unique(positions // _PAGE, return_inverse=True)
+        pages = [self._page(number) for number in numbers.tolist()]
+        rows = which * _PAGE + positions % _PAGE
+        cos, sin = (torch.cat(part).index_select(0, rows) for part in zip(*pages, strict=True))
+        return cos, sin
+
+    def _page(self, number: int) -> Rotation:
+        begin = number * _PAGE
+        if begin < _TABLED:
+            return self._cos[begin : begin + _PAGE], self._sin[begin : begin + _PAGE]
+        if number in self._pages:
+            self._pages.move_to_end(number)
+        else:
+            self._pages[number] = self._rotation(begin, begin + _PAGE)
+            if len(self._pages) > _KEPT_PAGES:
+                self._pages.popitem(last=False)
+        return self._pages[number]
 
     def _grow(self, end: int) -> None:
-        positions = torch.arange(-(-end // _GROW) * _GROW, dtype=torch.float64)
+        self._cos, self._sin = self._rotation(0, -(-end // _GROW) * _GROW)
+
+    def _rotation(self, begin: int, end: int) -> Rotation:
+        positions = torch.arange(begin, end, dtype=torch.float64)
         angles = torch.outer(positions, self._frequencies)
-        self._cos = (angles.cos() * self._magnitude).to(self._device, torch.float32)
-        self._sin = (angles.sin() * self._magnitude).to(self._device, torch.float32)
+        cos = (angles.cos() * self._magnitude).to(self._device, torch.float32)
+        return cos, (angles.sin() * self._magnitude).to(self._device, torch.float32)

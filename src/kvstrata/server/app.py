@@ -13,8 +13,10 @@ from kvstrata.server.docs_page import docs_page
 from kvstrata.server.front import METRICS_PATH, Front, line_of
 from kvstrata.server.metrics import CONTENT_TYPE, HttpCounts, Metrics
 from kvstrata.server.problems import ApiError, api_error
+from kvstrata.server.requests import UNKNOWN
 from kvstrata.server.service import Service
 
+_FEW_VALUES = 1 << 16  # in a body, beside the tokens of prompts
 _SHOWN = 200  # characters of what a client sent that an error repeats
 
 
@@ -52,6 +54,7 @@ def create_app(service: Service, version: str) -> ASGIApp:
         service.keys,
         service.log,
         max_body=service.config.max_body_bytes,
+        max_values=_FEW_VALUES + service.config.max_n * service.max_prompt_tokens,
         body_timeout=service.config.body_timeout,
         clock=service.clock,
         on_answered=http.add,
@@ -77,8 +80,9 @@ async def _on_validation(request: Request, error: Exception) -> Response:
     param = ".".join(place)[:_SHOWN] or None
     if first["type"] == "missing" and not place:
         message = "there is no JSON body; send one with 'Content-Type: application/json'"
-    elif first["type"] == "extra_forbidden":
-        message = f"{param}: there is no such field"
+    elif first["type"] == UNKNOWN:
+        param = ".".join([*place, first["ctx"]["name"]])[:_SHOWN]
+        message = f"{param}: {first['msg']}"
     else:
         message = f"{param or 'body'}: {first['msg']}"
     return await _on_error(request, ApiError(400, message, code="invalid_value", param=param))

@@ -22,6 +22,7 @@ METRICS_PATH = "/metrics"
 # Asked every few seconds; logged only where they fail.
 _QUIET_PATHS = frozenset(("/health", "/ready", METRICS_PATH))
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_VALUE_MARKS = (b",", b"[", b"{")
 _LINGER = 1.0  # seconds to go on reading what is refused, so that the client gets to read the answer
 _LINE, _KEY, _SEND = "kvstrata.line", "kvstrata.key", "kvstrata.send"
 
@@ -102,6 +103,8 @@ def body_send(scope: Scope) -> Send:
 class Front:
     """An application with its log, keys and limits around it. max_body: bytes; body_timeout: seconds.
 
+    max_values: commas and opening brackets of a body, about as many as there are values in it: parsers go
+    through these without a break, and nobody else is served meanwhile.
     clock: the engine's, which times to the first token are measured by. on_answered: called with every
     request's line. guards_metrics: /metrics needs the metrics key or the admin key.
     """
@@ -113,6 +116,7 @@ class Front:
         log: RequestLog,
         *,
         max_body: int,
+        max_values: int,
         body_timeout: float,
         clock: Callable[[], float],
         on_answered: Callable[[RequestLine], None],
@@ -122,6 +126,7 @@ class Front:
         self._keys = keys
         self._log = log
         self._max_body = max_body
+        self._max_values = max_values
         self._body_timeout = body_timeout
         self._clock = clock
         self._on_answered = on_answered
@@ -211,13 +216,22 @@ class Front:
                     self._check_length(size)
                     parts.append(part)
                     if not message.get("more_body", False):
-                        return b"".join(parts)
+                        break
         except TimeoutError:
             raise ApiError(
                 408,
                 f"the body did not arrive within {self._body_timeout:g} s (body_timeout)",
                 code="body_timeout",
             ) from None
+        body = b"".join(parts)
+        if sum(map(body.count, _VALUE_MARKS)) > self._max_values:
+            raise ApiError(
+                413,
+                f"the body has more than {self._max_values} commas and opening brackets, so more values or "
+                "text than can be served: send less",
+                code="body_too_large",
+            )
+        return body
 
     def _check_length(self, size: int) -> None:
         if size > self._max_body:

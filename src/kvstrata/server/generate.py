@@ -16,7 +16,7 @@ from kvstrata.config import SamplingParams
 from kvstrata.engine.serving import Submission
 from kvstrata.errors import KVStrataError
 from kvstrata.server.call import Batch, Call
-from kvstrata.server.front import RequestLine, body_send, key_of, line_of
+from kvstrata.server.front import body_send, key_of, line_of
 from kvstrata.server.problems import ApiError, api_error
 from kvstrata.server.replies import DONE, ChatReply, CompletionReply, Head, Reply
 from kvstrata.server.requests import ChatRequest, CompletionRequest, GenerationRequest
@@ -106,7 +106,7 @@ async def _answer(
     except KVStrataError as error:
         raise api_error(error, type(body).model_fields) from error
     call = Call(service.serving)
-    answer = _Answer(service, call, line, admitted)
+    answer = _Answer(service, call, request, body, admitted)
     service.calls.add(call)
     try:
         call.watch(request.receive)
@@ -115,7 +115,7 @@ async def _answer(
         if service.config.log_prompts:
             line.prompts = body.model_dump(include={"messages", "prompt"}, exclude_none=True)
         for tokens in prepared.prompts:
-            service.check_length(tokens)
+            service.check_length(tokens, prepared.params.retention)
         submissions = [
             Submission(f"{reply_id}-{number}", tokens, prepared.params, options=options, arrival=line.arrival)
             for number, tokens in enumerate(prepared.prompts)
@@ -130,7 +130,7 @@ async def _answer(
         answer.close()
         return JSONResponse(prepared.reply.body(results))
     except BaseException as error:
-        answer.close()
+        answer.close(error)
         if isinstance(error, KVStrataError):
             raise api_error(error, type(body).model_fields) from error
         raise
@@ -145,15 +145,27 @@ def _raise_failure(call: Call) -> None:
 class _Answer:
     """What has to be let go of when an answer has ended, however it did."""
 
-    def __init__(self, service: Service, call: Call, line: RequestLine, admitted: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        call: Call,
+        request: Request,
+        body: GenerationRequest,
+        admitted: Callable[[], None],
+    ) -> None:
         self.call = call
-        self.line = line
+        self.line = line_of(request.scope)
+        self._request = request
+        self._body = body
         self._service = service
         self._admitted = admitted
         self._closed = False
 
-    def close(self) -> None:
-        """Count and log what has come, and make room for others; harmless the second time."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Count, log and trace what has come, and make room for others; harmless the second time.
+
+        error: what the request ended with, if it did.
+        """
         if self._closed:
             return
         self._closed = True
@@ -164,6 +176,12 @@ class _Answer:
         for result in results:
             self._service.count(result)
         self.line.note(results, with_texts=self._service.config.log_prompts)
+        if self._service.tracing is not None:
+            model = self._service.served.name
+            told = api_error(error) if isinstance(error, Exception) else None
+            self._service.tracing.record(
+                self.line, self._body, results, model=model, headers=self._request.headers, error=told
+            )
 
 
 class EventStream(Response):
@@ -185,6 +203,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the answer's end, or until its client leaves."""
         call = self._answer.call
+        failure: Exception | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             send_part = body_send(scope)
@@ -198,8 +217,9 @@ class EventStream(Response):
                 _raise_failure(call)
                 last = self._reply.last_event(call.results.values())
             except (ApiError, KVStrataError) as error:
+                failure = error
                 self._answer.line.error = str(error)
                 last = b"data: " + json.dumps(api_error(error).body()).encode() + b"\n\n"
             await send({"type": "http.response.body", "body": last + DONE, "more_body": False})
         finally:
-            self._answer.close()
+            self._answer.close(failure)

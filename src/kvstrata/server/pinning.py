@@ -8,7 +8,6 @@ from functools import partial
 
 from starlette.requests import Request
 
-from kvstrata.cache.keys import Extras
 from kvstrata.config import RequestOptions, SamplingParams
 from kvstrata.engine.serving import Submission
 from kvstrata.server.call import Call
@@ -30,14 +29,16 @@ async def pin(service: Service, request: Request, body: PinRequest) -> int:
         if not service.engine.settling:
             break
         await asyncio.sleep(_LOOK_EVERY)
-    held = partial(service.engine.pin, tokens, Extras(salt=salt), body.ttl, wait=0.0)
+    extras = service.engine.extras(RequestOptions(cache_salt=salt))
+    held = partial(service.engine.pin, tokens, extras, body.ttl, wait=0.0)
     return await service.on_engine_thread(held)
 
 
 async def unpin(service: Service, request: Request, body: PinRequest) -> bool:
     """Undo a pin; False if there was none. Raises ApiError, KVStrataError."""
     tokens, salt = await _meant(service, request, body)
-    return await service.on_engine_thread(partial(service.engine.unpin, tokens, Extras(salt=salt)))
+    extras = service.engine.extras(RequestOptions(cache_salt=salt))
+    return await service.on_engine_thread(partial(service.engine.unpin, tokens, extras))
 
 
 async def _meant(service: Service, request: Request, body: PinRequest) -> tuple[list[int], str]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from kvstrata.engine.outputs import CompletionOutput, Delta, RequestOutput
 from kvstrata.models.tokenizer import Tokenizer
 from kvstrata.server.call import Batch
-from kvstrata.server.logprobs import chat_logprobs, completion_logprobs, shown_tokens
+from kvstrata.server.logprobs import Ranked, chat_logprobs, completion_logprobs, shown_tokens
 from kvstrata.server.requests import ChatRequest, CompletionRequest, StreamOptions
 from kvstrata.server.shapes import (
     ChatChoice,
@@ -218,9 +218,15 @@ class CompletionReply:
         own = self._logprobs(answer, echoed)
         if not self._body.echo:
             return own
-        tokens, ranked = self._prompts[number][1], result.prompt_logprobs or []
-        front = completion_logprobs(tokens, ranked, self._body.logprobs, self._tokenizer, 0)
-        return front if self._body.echo_only else _joined(front, own)
+        front = self._prompt_logprobs(number, result.prompt_logprobs)
+        return front if front is None or self._body.echo_only else _joined(front, own)
+
+    def _prompt_logprobs(
+        self, number: int, ranked: Sequence[Ranked | None] | None
+    ) -> CompletionLogprobs | None:
+        if self._body.logprobs is None or ranked is None:
+            return None
+        return completion_logprobs(self._prompts[number][1], ranked, self._body.logprobs, self._tokenizer, 0)
 
     def _logprobs(self, part: CompletionOutput | Delta, offset: int) -> CompletionLogprobs | None:
         if self._body.logprobs is None or part.logprobs is None:
@@ -258,7 +264,8 @@ class CompletionReply:
     def _echo_event(self, number: int, index: int, delta: Delta) -> str:
         text, _ = self._prompts[number]
         self._lengths[index] = len(text)
-        return self._event(index, text, None, "length" if self._body.echo_only else None)
+        logprobs = self._prompt_logprobs(number, delta.prompt_logprobs)
+        return self._event(index, text, logprobs, "length" if self._body.echo_only else None)
 
     def _event(
         self, index: int, text: str, logprobs: CompletionLogprobs | None, finish_reason: str | None

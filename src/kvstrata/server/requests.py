@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from kvstrata.cache.retention import Retention
 from kvstrata.config import RequestOptions, SamplingParams
+from kvstrata.errors import ConfigError
 from kvstrata.server.problems import ApiError
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -24,14 +27,35 @@ def _whole(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_whole)]
 
 
+# One wrong entry is enough to refuse a list: a body can hold hundreds of thousands.
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+
+
 def _told(low: float, high: float | None = None) -> Any:
     """A field whose bounds the description tells; `SamplingParams` checks them, in words of its own."""
     bounds: dict[str, Any] = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
     return Field(None, json_schema_extra=bounds)
 
 
+UNKNOWN = "unknown_field"  # a kind of validation error
+_SHOWN = 200  # characters of what a client sent that an error repeats
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields_only(cls, body: Any) -> Any:
+        """Refuse the first unknown field, before there is an error for each of however many there are."""
+        unknown = (name for name in body if name not in cls.model_fields) if isinstance(body, dict) else ()
+        for name in unknown:
+            # Half a surrogate pair, which JSON can spell and UTF-8 cannot, is shown as an escape.
+            shown = str(name)[:_SHOWN].encode(errors="backslashreplace").decode()
+            raise PydanticCustomError(UNKNOWN, "there is no such field", {"name": shown})
+        return body
 
 
 class StreamOptions(_Body):
@@ -42,7 +66,9 @@ class StreamOptions(_Body):
 
 
 class KVStrataOptions(_Body):
-    """ttl: seconds that the blocks of this request stay cached. retention: which tokens a query sees."""
+    """ttl: seconds that the blocks of this request stay cached. retention: which tokens a query sees, `full`,
+    `window:W` (the last W) or `sinks:S+W` (the first S besides); absent: the server's.
+    """
 
     ttl: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
     retention: str | None = None
@@ -61,7 +87,7 @@ class GenerationRequest(_Body):
     presence_penalty: Finite | None = _told(-2, 2)
     frequency_penalty: Finite | None = _told(-2, 2)
     seed: Whole | None = None
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     user: str | None = None
     logit_bias: dict[str, Any] | None = Field(None, description="Not supported.")
     # As in vLLM.
@@ -70,7 +96,7 @@ class GenerationRequest(_Body):
     repetition_penalty: Finite | None = _told(0.01, 100)
     min_tokens: Whole | None = _told(0)
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Ids | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     priority: Whole | None = Field(None, description="Lower goes first.")
@@ -88,8 +114,6 @@ class GenerationRequest(_Body):
     def unsupported(self) -> list[str]:
         """Names of fields that are set and not supported."""
         found = ["logit_bias"] if self.logit_bias else []
-        if self.kvstrata is not None and self.kvstrata.retention not in (None, "full"):
-            found.append("kvstrata.retention")
         return found
 
     def params(self, **own: Any) -> SamplingParams:
@@ -113,7 +137,16 @@ class GenerationRequest(_Body):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         # The field's seeds are signed, ours are not.
         seed = None if self.seed is None else self.seed % 2**64
-        return SamplingParams(**{**given, **own}, seed=seed)
+        return SamplingParams(**{**given, **own}, seed=seed, retention=self._retention())
+
+    def _retention(self) -> str | None:
+        wanted = None if self.kvstrata is None else self.kvstrata.retention
+        if wanted is not None:
+            try:
+                Retention.parse(wanted, "kvstrata.retention")
+            except ConfigError as error:
+                raise ApiError(400, str(error), code="invalid_value", param="kvstrata.retention") from error
+        return wanted
 
     def options(self, *, cache_salt: str, user: str) -> RequestOptions:
         """How the request is served. Raises ConfigError."""
@@ -128,7 +161,7 @@ class GenerationRequest(_Body):
 class ChatRequest(GenerationRequest):
     """A body of `/v1/chat/completions`."""
 
-    messages: list[dict[str, Any]] = Field(
+    messages: Objects = Field(
         min_length=1,
         json_schema_extra={
             "items": {
@@ -146,10 +179,10 @@ class ChatRequest(GenerationRequest):
         None, description="Further names for the chat template."
     )
     response_format: dict[str, Any] | None = Field(None, description="Only {'type': 'text'}.")
-    tools: list[dict[str, Any]] | None = Field(None, description="Not supported.")
+    tools: Objects | None = Field(None, description="Not supported.")
     tool_choice: str | dict[str, Any] | None = Field(None, description="Only 'none' and 'auto'.")
-    functions: list[dict[str, Any]] | None = Field(None, description="Not supported.")
-    modalities: list[str] | None = Field(None, description="Only ['text'].")
+    functions: Objects | None = Field(None, description="Not supported.")
+    modalities: Texts | None = Field(None, description="Only ['text'].")
     # Taken and not used.
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -191,7 +224,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """A body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+    prompt: str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)] = Field(
         json_schema_extra={"minLength": 1, "minItems": 1}
     )
     echo: bool | None = None
@@ -216,10 +249,6 @@ class CompletionRequest(GenerationRequest):
 
     def sampling(self) -> SamplingParams:
         """The sampling parameters. Raises ConfigError."""
-        if self.echo and self.stream and self.logprobs is not None:
-            raise ApiError(
-                400, "echo with logprobs is not streamed; leave out one of the three", param="stream"
-            )
         # The engine answers with one token at least; where only the prompt is wanted, it is not shown.
         limit = 1 if self.echo_only else 16 if self.max_tokens is None else self.max_tokens
         return self.params(
@@ -259,8 +288,8 @@ class MembersRequest(_Body):
 class PinRequest(_Body):
     """A body of `/v1/cache/pin` and `/v1/cache/unpin`: a prompt, or messages, whose blocks are meant."""
 
-    prompt: str | list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
+    prompt: str | Ids | None = None
+    messages: Objects | None = None
     key: str | None = Field(
         None,
         description="Name of the API key whose requests will find the blocks; by default the admin's own.",

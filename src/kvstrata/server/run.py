@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from kvstrata.server.keys import KeyRing
 from kvstrata.server.request_log import RequestLog
 from kvstrata.server.service import Served, Service
 from kvstrata.server.settings import ServerConfig
+from kvstrata.server.tracing import Tracing
 from kvstrata.server.wire import http_protocol, new_event_loop
 
 _ABORT_GRACE = 5.0  # seconds for answers that were cut off to reach their clients
@@ -91,6 +93,16 @@ def run(
         return runner.run(_serve(llm, config, keys, listener, version=version, on_ready=on_ready))
 
 
+def _spare_the_collector() -> None:
+    """Take what is loaded out of Python's collector of cycles, for good.
+
+    These are hundreds of thousands of objects, of torch above all. Going through them takes a tenth of a
+    second, time and again, in which neither the engine nor the event loop gets on.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to us: uvicorn would stop listening at once, and die of the signal in the end."""
 
@@ -117,6 +129,7 @@ async def _serve(
         keys,
         log,
         max_running=llm.config.max_num_seqs,
+        tracing=None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint, version),
     )
     server = _Server(
         uvicorn.Config(
@@ -138,6 +151,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, number, service, server, draining)
     rereading: set[asyncio.Future[None]] = set()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _on_hangup, service, rereading)
+    _spare_the_collector()
     service.serving.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not (server.started or serving.done()):
@@ -149,6 +163,8 @@ async def _serve(
         await task
     stopped = await asyncio.to_thread(service.serving.stop, _ABORT_GRACE)
     service.close()
+    if service.tracing is not None:
+        await asyncio.to_thread(service.tracing.close)
     if stopped and service.serving.error is None:
         llm.close()
     log.write("stopped", error=None if service.serving.error is None else repr(service.serving.error))

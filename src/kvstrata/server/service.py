@@ -24,6 +24,7 @@ from kvstrata.server.request_log import RequestLog
 from kvstrata.server.requests import GenerationRequest
 from kvstrata.server.settings import ServerConfig
 from kvstrata.server.tier_metrics import Named, named
+from kvstrata.server.tracing import Tracing
 
 T = TypeVar("T")
 _TEXT_THREADS = 2
@@ -42,7 +43,7 @@ class Served:
 class Service:
     """One model behind HTTP; made and used in one event loop.
 
-    max_running: sequences that run at once; max_queue more may wait. clock: the engine's.
+    max_running: sequences that run at once; max_queue more may wait. clock: the engine's. tracing: None: off.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Service:
         *,
         max_running: int,
         clock: Callable[[], float] = time.perf_counter,
+        tracing: Tracing | None = None,
     ) -> None:
         self.engine = engine
         self.served = served
@@ -62,6 +64,7 @@ class Service:
         self.keys = keys
         self.log = log
         self.clock = clock
+        self.tracing = tracing
         limit = max_running + config.max_queue
         self.admission = Admission(limit, config.max_requests_per_key)
         self.serving = Serving(engine, max_open=limit)
@@ -69,7 +72,6 @@ class Service:
         self.prompt_tokens = 0  # of requests that are finished
         self.cached_tokens: Counter[str] = Counter()  # of these, by source
         self._texts = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="kvstrata-text")
-        self.max_prompt_tokens = min(engine.max_model_len - 1, config.max_prompt_tokens or 2**31)
 
     async def in_text_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run what takes a text's length of time (templates, tokenizers) beside the event loop."""
@@ -116,13 +118,18 @@ class Service:
                 param="priority",
             )
 
-    def check_length(self, tokens: Sequence[int]) -> None:
-        """Raise ApiError for a prompt that is longer than allowed."""
-        if len(tokens) > self.max_prompt_tokens:
+    def check_length(self, tokens: Sequence[int], retention: str | None = None) -> None:
+        """Raise ApiError for a prompt that is longer than allowed, RequestError for a bad retention.
+
+        retention: the request's own, if it brings one.
+        """
+        limits = self.engine.limits
+        most = limits.longest(limits.retention_of(retention)) - 1
+        most = min(most, self.config.max_prompt_tokens or most)
+        if len(tokens) > most:
             raise ApiError(
                 400,
-                f"the prompt has {len(tokens)} tokens; at most {self.max_prompt_tokens} are served: "
-                "shorten it",
+                f"the prompt has {len(tokens)} tokens; at most {most} are served: shorten it",
                 code="context_length_exceeded",
             )
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from kvstrata.config import parse_bytes
 from kvstrata.errors import ConfigError
@@ -31,6 +32,7 @@ class ServerConfig:
     max_requests_per_key: most requests that one API key may have open (None: any number).
     drain_timeout: seconds that requests have to finish after the first SIGTERM.
     log_format: `json` or `logfmt`, one line a request. log_prompts: prompts and answers go to the log.
+    otlp_endpoint: URL of an OpenTelemetry collector that gets a span for each request (None: no traces).
     """
 
     host: str = "127.0.0.1"
@@ -55,6 +57,7 @@ class ServerConfig:
     drain_timeout: float = 30.0
     log_format: Literal["json", "logfmt"] = "json"
     log_prompts: bool = False
+    otlp_endpoint: str | None = None
     max_body_bytes: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
@@ -70,13 +73,21 @@ class ServerConfig:
         for name, low in (("body_timeout", 0.001), ("drain_timeout", 0.0)):
             value = getattr(self, name)
             ok = isinstance(value, int | float) and math.isfinite(value) and low <= value <= 1e6
-            _check(ok, name, value, "it must be a number of seconds")
+            _check(ok, name, value, f"it must be a number of seconds from {low:g} to 1000000")
         _check(
             self.log_format in LOG_FORMATS,
             "log_format",
             self.log_format,
             f"choose one of {', '.join(LOG_FORMATS)}",
         )
+        if self.otlp_endpoint is not None:
+            parts = urlsplit(self.otlp_endpoint)
+            _check(
+                parts.scheme in ("http", "https") and bool(parts.netloc),
+                "otlp_endpoint",
+                self.otlp_endpoint,
+                "give the URL of a collector, such as http://127.0.0.1:4318",
+            )
         object.__setattr__(self, "max_body_bytes", parse_bytes(self.max_body, "max_body"))
         self._check_tls()
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from kvstrata.cache.keys import hides
 from kvstrata.cache.policy import Meta
 from kvstrata.tiers.lifetime import Lifetime
 from kvstrata.tiers.tier import Address, Identity, MissReason
@@ -76,7 +77,7 @@ class RecordHeader(NamedTuple):
     def meta(self, born: float = 0.0, deadline: float = math.inf) -> Meta:
         """What policies weigh, with the times that only mean something within a process."""
         return Meta(
-            self.parent,
+            b"" if hides(self.extras) else self.parent,
             self.group,
             self.depth,
             self.payload_bytes,

@@ -6,6 +6,7 @@ import typer
 
 from kvstrata.cli.bench import (
     attention,
+    capacity,
     control,
     linear,
     load,
@@ -30,6 +31,7 @@ def register(app: typer.Typer) -> None:
         control,
         paging,
         waste,
+        capacity,
         tiers,
         policies,
         ring,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -37,10 +37,32 @@ def bare_engine(
     on_step: Callable[[StepReport], None] | None = None,
 ) -> Engine:
     """An engine over one layer group, by default of one layer as small as can be; prefix caching off."""
-    device = torch.device("cpu")
-    cache = KVCache(
+    return engine_over(
         [BlockLayout(group, format_named("fp16"), block_size)],
         [num_blocks],
+        model,
+        vocab_size=vocab_size,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        on_step=on_step,
+    )
+
+
+def engine_over(
+    layouts: Sequence[BlockLayout],
+    num_blocks: Sequence[int],
+    model: Model,
+    *,
+    vocab_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    on_step: Callable[[StepReport], None] | None = None,
+) -> Engine:
+    """An engine over such layer groups, with so many blocks each; prefix caching off."""
+    device = torch.device("cpu")
+    cache = KVCache(
+        layouts,
+        num_blocks,
         fingerprint=b"bare",
         device=device,
         max_chunk=_STEP_TOKENS,

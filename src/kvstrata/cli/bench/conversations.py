@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 _PATH = "/v1/chat/completions"
+_AT_ONCE = 1e-3  # seconds
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,11 @@ def unlimited_hits(prompts: Sequence[Sequence[int]], block_size: int) -> int:
     return hits
 
 
+def spread(count: int, of: int) -> list[int]:
+    """`count` places among `of`, evenly spread; all of them where there are not so many."""
+    return [place * of // count for place in range(count)] if count < of else list(range(of))
+
+
 async def replay(
     server: Remote,
     conversations: Sequence[Sequence[Turn]],
@@ -101,43 +107,36 @@ async def replay(
     timeout: float,
     advance: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Ask all turns one after another, and before that `cold` of them where nothing can be found.
+    """Ask all turns one after another, and `cold` of them once more where nothing can be found.
 
-    Raises RemoteError where the server does not answer, or has other tokens.
+    Those are asked right before or right after they have their turn, by turns, so that a machine whose speed
+    drifts is as fair to one as to the other. Raises RemoteError where the server does not answer, or has
+    other tokens.
     """
     turns = [turn for turns in conversations for turn in turns]
-    sample = turns[:: max(1, len(turns) // cold)][:cold]
+    run = uuid.uuid4().hex  # so that nothing of an earlier run is found
 
-    async def asked(turn: Turn, salt: str) -> Outcome:
-        body = {
-            "messages": list(turn.messages),
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "cache_salt": salt,
-        }
-        outcome = await ask(server, _PATH, body, timeout)
-        if outcome.error is not None:
-            raise RemoteError(f"a request of {len(turn.tokens)} tokens failed: {outcome.error}")
-        if outcome.prompt_tokens != len(turn.tokens):
-            raise RemoteError(
-                f"the server counts {outcome.prompt_tokens} tokens where --model gives {len(turn.tokens)}; "
-                "give the model that it serves"
-            )
+    async def asked(name: str, turn: Turn, salt: str, **more: Any) -> Outcome:
+        outcome = await _ask(server, turn, {"max_tokens": max_tokens, "cache_salt": salt, **more}, timeout)
+        advance(name)
         return outcome
 
-    run = uuid.uuid4().hex  # so that nothing of an earlier run is found
-    without, seen = [], []
-    for number, turn in enumerate(sample):
-        without.append(await asked(turn, f"cold-{number}-{run}"))
-        advance("cold")
-    for turn in turns:
-        seen.append(await asked(turn, f"warm-{run}"))
-        advance("replay")
+    async def asked_cold(place: int) -> Outcome:
+        # Gone at once, so that it leaves the others their room in the pool.
+        return await asked("cold", turns[place], f"cold-{place}-{run}", kvstrata={"ttl": _AT_ONCE})
+
+    timed = {place: number % 2 == 0 for number, place in enumerate(spread(cold, len(turns)))}
+    without: dict[int, Outcome] = {}
+    seen: list[Outcome] = []
+    for place, turn in enumerate(turns):
+        if timed.get(place) is True:
+            without[place] = await asked_cold(place)
+        seen.append(await asked("replay", turn, f"warm-{run}"))
+        if timed.get(place) is False:
+            without[place] = await asked_cold(place)
     prompt_tokens = sum(each.prompt_tokens for each in seen)
     share = sum(each.cached_tokens for each in seen) / prompt_tokens
     possible = unlimited_hits([turn.tokens for turn in turns], block_size) / prompt_tokens
-    ttfts = [[each.ttft for each in runs if each.ttft is not None] for runs in (seen, without)]
     return {
         "conversations": len(conversations),
         "requests": len(turns),
@@ -145,8 +144,39 @@ async def replay(
         "cached_share": share,
         "unlimited_share": possible,
         "of_unlimited": share / possible if possible else None,
-        "ttft_ms": milliseconds(ttfts[0]),
-        "cold_requests": len(without),
-        "cold_ttft_ms": milliseconds(ttfts[1]),
-        "ttft_p50_of_cold": median(ttfts[0]) / median(ttfts[1]) if all(ttfts) else None,
+        "ttft_ms": milliseconds(each.ttft for each in seen if each.ttft is not None),
+        **compared([(seen[place], outcome) for place, outcome in without.items()]),
     }
+
+
+def compared(pairs: Sequence[tuple[Outcome, Outcome]]) -> dict[str, Any]:
+    """Times to the first token of the same requests, warm and cold, and their ratios request by request."""
+    times = [
+        (warm.ttft, cold.ttft) for warm, cold in pairs if warm.ttft is not None and cold.ttft is not None
+    ]
+    warm_ms = milliseconds(warm for warm, _ in times)
+    cold_ms = milliseconds(cold for _, cold in times)
+    ratios = [warm / cold for warm, cold in times]
+    return {
+        "cold_requests": len(times),
+        "cold_cached_tokens": sum(cold.cached_tokens for _, cold in pairs),
+        "cold_ttft_ms": cold_ms,
+        "warm_ttft_ms": warm_ms,
+        "ttft_cold_p50_ms": cold_ms and cold_ms["p50"],
+        "ttft_warm_p50_ms": warm_ms and warm_ms["p50"],
+        "ttft_p50_of_cold": warm_ms["p50"] / cold_ms["p50"] if warm_ms and cold_ms else None,
+        "ttft_of_cold_paired": {"p50": median(ratios), "max": max(ratios)} if ratios else None,
+    }
+
+
+async def _ask(server: Remote, turn: Turn, fields: Mapping[str, Any], timeout: float) -> Outcome:
+    body = {"messages": list(turn.messages), "temperature": 0, "ignore_eos": True, **fields}
+    outcome = await ask(server, _PATH, body, timeout)
+    if outcome.error is not None:
+        raise RemoteError(f"a request of {len(turn.tokens)} tokens failed: {outcome.error}")
+    if outcome.prompt_tokens != len(turn.tokens):
+        raise RemoteError(
+            f"the server counts {outcome.prompt_tokens} tokens where --model gives {len(turn.tokens)}; "
+            "give the model that it serves"
+        )
+    return outcome

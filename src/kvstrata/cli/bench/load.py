@@ -50,7 +50,9 @@ def load(
         Path | None, typer.Option(help="Replay conversations instead: tau-bench trajectories (JSON).")
     ] = None,
     conversation_count: Annotated[int, typer.Option(min=1, help="How many of them.")] = 20,
-    cold: Annotated[int, typer.Option(min=1, help="Requests of a replay to time without the cache.")] = 10,
+    cold: Annotated[
+        int, typer.Option(min=1, help="Requests of a replay to time without the cache too, evenly spread.")
+    ] = 50,
     model: Annotated[
         str | None, typer.Option(help="The model served, for a replay to count its tokens.")
     ] = None,

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from kvstrata.cli.bench.phases_plot import check_plot, draw
+from kvstrata.cli.bench.phases_plot import draw
 from kvstrata.cli.loading import load, progress_bar
 from kvstrata.cli.options import with_settings
 from kvstrata.cli.output import JsonFlag, emit_json, stderr_console, stdout_console
+from kvstrata.cli.picture import check_plot
 from kvstrata.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kvstrata.errors import ConfigError
+from kvstrata.cli.picture import COLOURS, figure_module
 
-_SUFFIXES = (".png", ".svg", ".pdf")
-_WITH, _WITHOUT, _GREY = "#0072b2", "#d55e00", "#666666"  # told apart by colour-blind readers too
-
-
-def check_plot(path: Path) -> None:
-    """Raise ConfigError, before anything is measured, where the picture could not be drawn or written."""
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ConfigError(f"--plot is {str(path)!r}; give a file ending in {', '.join(_SUFFIXES)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot is {str(path)!r}, in a folder that does not exist")
-    _figure_module()
+_WITH, _WITHOUT, _GREY = COLOURS[0], COLOURS[1], "#666666"
 
 
 def draw(figures: Mapping[str, Any], path: Path) -> None:
     """Write the picture: milliseconds of a step over the context, and shares of the machine's limits."""
     contexts = [int(context) for context in figures["context"]]
     rows = list(figures["context"].values())
-    figure = _figure_module().Figure(figsize=(11, 4.6), layout="constrained")
+    figure = figure_module().Figure(figsize=(11, 4.6), layout="constrained")
     figure.suptitle(
         f"What a token costs: {figures['model']}, {figures['weights']} weights, {figures['threads']} threads"
     )
@@ -84,10 +73,3 @@ def _draw_shares(
         fontsize=11,
     )
     axes.legend(frameon=False, fontsize=9)
-
-
-def _figure_module() -> Any:
-    try:
-        return import_module("matplotlib.figure")
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'kvstrata[plot]'") from None

@@ -61,9 +61,9 @@ class DiskIndex:
         return list(self._entries.values())
 
     def policy_meta(self, key: bytes, meta: Meta) -> tuple[bytes, Meta]:
-        """A block's name, and its meta with the parent's: that of a block of a window group is nobody's."""
+        """A block's name, and its meta with the parent's: one that is found without that has none."""
         chained = self._chained[meta.group] if meta.group < len(self._chained) else True
-        parent = name_of(meta.parent, meta.group) if chained else b""
+        parent = name_of(meta.parent, meta.group) if chained and meta.parent else b""
         return name_of(key, meta.group), replace(meta, parent=parent)
 
     def add(self, entry: Entry) -> None:
