@@ -14,6 +14,7 @@ from kvstrata.config import EngineConfig, SamplingParams
 from kvstrata.engine.build import block_layouts
 from kvstrata.engine.engine import Engine
 from kvstrata.engine.outputs import CompletionOutput, RequestOutput
+from kvstrata.engine.speculation.speculator import Speculator
 from kvstrata.models.decoder import Decoder
 from kvstrata.models.source import load_tokenizer, open_source
 from kvstrata.models.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ from kvstrata.tiers.stack import TierStack
 from kvstrata.tiers.tier import StoreContext, Tier
 
 MakeTiers = Callable[[StoreContext], Sequence[Tier]]
+MakeSpeculator = Callable[[Decoder, KVCache], Speculator]
 
 CPU = torch.device("cpu")
 # Where the two likeliest tokens are closer than this, products that are not batch-invariant may swap them.
@@ -51,6 +53,7 @@ class RealModel:
         kv_dtype: str = "fp32",
         skip_layers: str = "",
         tiers: MakeTiers | None = None,
+        speculate: MakeSpeculator | None = None,
         **cache_settings: object,
     ) -> Engine:
         """A fresh engine with an empty pool, `blocks` in each layer group, over what `tiers` makes."""
@@ -80,6 +83,7 @@ class RealModel:
             seed=0,
             tiers=stack,
             load_mode="always",
+            speculator=None if speculate is None else speculate(self.decoder, cache),
         )
 
 

@@ -59,6 +59,13 @@ def test_sizes_that_are_none_name_the_field(text: str | int) -> None:
         ({"model": ""}, "model is ''; it must be text"),
         ({"chat_template": b"x"}, "chat_template is b'x'; it must be text"),
         ({"prefix_caching": "no"}, "prefix_caching is 'no'; it must be True or False"),
+        ({"draft": "bigram"}, "draft is 'bigram'; give ngram, or layers:K"),
+        ({"draft": "layers:0"}, "draft is 'layers:0'; give ngram, or layers:K"),
+        ({"draft": 5}, "draft is 5; give ngram, or layers:K"),
+        ({"draft": "ngram", "draft_model": "x.gguf"}, "draft_model is 'x.gguf'; and draft is 'ngram'"),
+        ({"draft_model": ""}, "draft_model is ''; it must be text"),
+        ({"draft_tokens": 0}, "draft_tokens is 0; it must be a whole number from 1 to 64"),
+        ({"draft_adaptive": "no"}, "draft_adaptive is 'no'; it must be True or False"),
     ],
 )
 def test_engine_settings(settings: dict[str, object], message: str) -> None:
@@ -82,6 +89,12 @@ def test_a_layer_that_the_model_lacks_is_named_with_those_it_has(layer: int) -> 
 def test_all_layers_cannot_be_skipped() -> None:
     with pytest.raises(ConfigError, match=r"has all 3 layers.*set kv_dtype itself"):
         layers_of((0, 1, -1), 3)
+
+
+def test_the_layers_to_propose_with_are_a_number() -> None:
+    assert EngineConfig(draft="layers:12").draft_layers == 12
+    assert EngineConfig(draft="ngram").draft_layers is None
+    assert EngineConfig().draft_layers is None
 
 
 def test_an_unknown_setting_lists_the_known_ones() -> None:

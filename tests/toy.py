@@ -22,11 +22,14 @@ from kvstrata.cache.retention import FULL, Retention
 from kvstrata.config import LoadMode
 from kvstrata.engine.engine import Engine
 from kvstrata.engine.outputs import Delta, RequestOutput
+from kvstrata.engine.speculation.draft_model import ModelDrafter
+from kvstrata.engine.speculation.speculator import Speculator
 from kvstrata.models.batch import ForwardBatch, GroupBatch
 from kvstrata.models.tokenizer import Tokenizer, Vocabulary
 from kvstrata.tiers.stack import TierStack
 from kvstrata.tiers.tier import StoreContext, Tier
 
+MakeSpeculator = Callable[["ToyModel", KVCache, int], Speculator]
 MakeTiers = Callable[[StoreContext, "FakeClock"], Sequence[Tier]]
 
 VOCAB = 96
@@ -49,10 +52,14 @@ def toy_tokenizer() -> Tokenizer:
 
 @dataclass
 class ToyModel:
-    """windows: of each layer group, None for full attention. fail_on: token whose logits are NaN."""
+    """windows: of each layer group, None for full attention. fail_on: token whose logits are NaN.
+
+    wrong_one_in: in one of so many contexts, other logits than a toy without this has.
+    """
 
     windows: tuple[int | None, ...]
     fail_on: int | None = None
+    wrong_one_in: int = 0
     steps: int = 0
     tokens_computed: int = 0
 
@@ -95,6 +102,8 @@ class ToyModel:
             assert torch.equal(positions, seen.float()), f"stale slots seen from position {position}"
             digest.update(tokens.to(torch.int16).numpy().tobytes())
         seed = int.from_bytes(digest.digest(), "little")
+        if self.wrong_one_in and seed % self.wrong_one_in == 0:
+            seed += 1
         return np.random.default_rng(seed).standard_normal(VOCAB).astype(np.float32)
 
 
@@ -132,9 +141,16 @@ class Toy:
         assert self.stack is not None
         self.stack.drain(10.0)
 
+    @property
+    def caches(self) -> list[KVCache]:
+        """The model's cache, and that of a draft model."""
+        drafter = None if self.engine.speculator is None else self.engine.speculator.drafter
+        return [self.cache, *([drafter.cache] if isinstance(drafter, ModelDrafter) else [])]
+
     def step(self) -> list[Delta]:
         deltas = self.engine.step()
-        self.cache.check_integrity()
+        for cache in self.caches:
+            cache.check_integrity()
         return deltas
 
     def tick(self, aborts: dict[str, int]) -> dict[str, RequestOutput]:
@@ -152,10 +168,11 @@ class Toy:
 
     def assert_idle(self) -> None:
         """Nothing held: every block is free or cached."""
-        self.cache.check_integrity()
-        for group in self.cache.stats().groups:
-            assert group.held == 0
-            assert group.free + group.cached == group.total
+        for cache in self.caches:
+            cache.check_integrity()
+            for group in cache.stats().groups:
+                assert group.held == 0
+                assert group.free + group.cached == group.total
 
 
 def make_toy(
@@ -174,9 +191,13 @@ def make_toy(
     ttl_jitter: float = 0.0,
     clock: FakeClock | None = None,
     retention: Retention = FULL,
+    speculate: MakeSpeculator | None = None,
     **cache_settings: object,
 ) -> Toy:
-    """tiers: makes the tiers, nearest first, for a context and the toy's clock. clock: others' too."""
+    """tiers: makes the tiers, nearest first, for a context and the toy's clock. clock: others' too.
+
+    speculate: makes what proposes tokens, for the model, its cache and the token budget.
+    """
     kv_format = format_named("fp32")
     layouts = [
         BlockLayout(LayerGroup((g,), 1, 2, window), kv_format, block_size) for g, window in enumerate(windows)
@@ -218,5 +239,6 @@ def make_toy(
         audit=audit,
         refresh_beta=refresh_beta,
         ttl_jitter=ttl_jitter,
+        speculator=None if speculate is None else speculate(model, cache, token_budget),
     )
     return Toy(engine, model, cache, clock, stack)

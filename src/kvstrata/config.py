@@ -19,6 +19,8 @@ LOAD_MODES = ("auto", "always", "never")
 LoadMode = Literal["auto", "always", "never"]
 DEVICES = ("auto", "cpu", "cuda")
 MAX_STOP_CHARS = 4096  # each answer has an automaton of them, which is made between two steps of all
+MAX_DRAFT_TOKENS = 64
+_DRAFT = re.compile(r"ngram|layers:[1-9][0-9]{0,4}", re.ASCII)
 MAX_THREADS = 1024  # each costs memory and a place among the processes; no machine gains from more
 
 _UNITS = {
@@ -147,6 +149,10 @@ class EngineConfig:
         model's own.
     retention: which tokens a query sees where a request does not say: `full`, `window:W` (the last W) or
         `sinks:S+W` (the first S and the last W), in layers without a sliding window of their own.
+    draft: how tokens are proposed ahead, to be verified in one step: `ngram` (what followed the last tokens
+        when they came before) or `layers:K` (the model's own first K layers). draft_model: a smaller model
+        of the same vocabulary that proposes instead; it shares kv_memory. draft_tokens: most of them a
+        sequence and step. draft_adaptive: propose as many as pay, down to none; otherwise always so many.
     tiers: places below the pool, nearest first, as URLs (`ram://?size=4GiB`). load_mode: whether blocks found
         there are loaded: `auto` where that is quicker than to compute them. audit: share of loaded blocks
         that are computed again when there is nothing else to do, and compared bit for bit.
@@ -174,6 +180,10 @@ class EngineConfig:
     seed: int | None = None
     chat_template: str | None = None
     retention: str = "full"
+    draft: str | None = None
+    draft_model: str | None = None
+    draft_tokens: int = 16
+    draft_adaptive: bool = True
     tiers: Sequence[str] = ()
     load_mode: LoadMode = "auto"
     audit: float = 0.0
@@ -198,14 +208,16 @@ class EngineConfig:
         for name, high in (("max_model_len", 2**31 - 1), ("threads", MAX_THREADS)):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 1, high)
-        model: object = self.model
-        if isinstance(model, os.PathLike):
-            object.__setattr__(self, "model", os.fspath(model))
-        for name in ("model", "chat_template"):
+        for name in ("model", "draft_model"):
+            model: object = getattr(self, name)
+            if isinstance(model, os.PathLike):
+                object.__setattr__(self, name, os.fspath(model))
+        for name in ("model", "draft_model", "chat_template"):
             value = getattr(self, name)
             _check(value is None or (isinstance(value, str) and value != ""), name, value, "it must be text")
         _check_flag("prefix_caching", self.prefix_caching)
         _check_retention(self.retention)
+        self._check_draft()
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
         if self.ttl is not None:
@@ -228,6 +240,27 @@ class EngineConfig:
         _check_number("audit", self.audit, 0, 1)
         _check_number("refresh_beta", self.refresh_beta, 0, 100)
         _check_number("ttl_jitter", self.ttl_jitter, 0, 0.9)
+
+    def _check_draft(self) -> None:
+        _check(
+            self.draft is None or _DRAFT.fullmatch(str(self.draft)) is not None,
+            "draft",
+            self.draft,
+            "give ngram, or layers:K with K the layers to propose with, such as layers:4",
+        )
+        _check(
+            self.draft is None or self.draft_model is None,
+            "draft_model",
+            self.draft_model,
+            f"and draft is {self.draft!r}: give one of the two",
+        )
+        _check_int("draft_tokens", self.draft_tokens, 1, MAX_DRAFT_TOKENS)
+        _check_flag("draft_adaptive", self.draft_adaptive)
+
+    @property
+    def draft_layers(self) -> int | None:
+        """The K of `layers:K`; None where something else proposes, or nothing does."""
+        return int(self.draft.removeprefix("layers:")) if self.draft and self.draft != "ngram" else None
 
     @classmethod
     def from_mapping(cls, settings: dict[str, Any]) -> EngineConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from valkey_servers import ValkeyServer, keys, url_of
 
 from kvstrata.cli.app import main
+from kvstrata.cli.bench.spec_figures import loops
 from kvstrata.kernels import backend
 
 needs_kernels = pytest.mark.skipif(backend() == "reference", reason="packs weights, which needs the kernels")
@@ -110,6 +112,7 @@ def test_a_picture_without_matplotlib_is_refused_with_the_remedy(
             "--heads is 5, expected a multiple of --kv-heads (2)",
         ),
         (("linear", "--format", "Q9"), "--format is 'Q9'; choose one of Q4_1, Q8_0, Q4_0, Q4_K, Q6_K"),
+        (("spec", "--figure", "speed"), "--figure is 'speed'; choose from ngram_repeat"),
         (("phases", "--plot", "no/such/folder/x.png"), "in a folder that does not exist"),
         (("phases", "--plot", "x.txt"), "--plot is 'x.txt'; give a file ending in .png, .svg, .pdf"),
         (
@@ -123,6 +126,44 @@ def test_what_cannot_be_measured_is_one_line(
 ) -> None:
     assert main(["bench", *arguments]) == 1
     assert message in capsys.readouterr().err
+
+
+def write_prompts(folder: Path) -> Path:
+    """The four sets, a line or two each."""
+    code = {"entry_point": "add", "prompt": "def add(a, b):\n", "canonical_solution": "    return a + b\n"}
+    record = {"id": "A1", "flights": [{"number": f"HAT{n:03}", "from": "JFK", "to": "SEA"} for n in range(3)]}
+    (folder / "mt_bench_question.jsonl").write_text(json.dumps({"turns": ["Say hello.", "Again."]}) + "\n")
+    for name, row in (
+        ("HumanEval.jsonl.gz", code),
+        ("gsm8k_test.jsonl.gz", {"question": "What is 3 + 4?"}),
+        (
+            "taubench_gpt-4o-airline_trajectories.json.gz",
+            [{"traj": [{"role": "tool", "content": json.dumps(record)}]}],
+        ),
+    ):
+        (folder / name).write_bytes(gzip.compress(json.dumps(row).encode()))
+    return folder
+
+
+@needs_kernels
+@pytest.mark.usefixtures("smollm2_path")
+def test_spec_has_a_speed_up_prompts_and_tokens_for_every_figure(tmp_path: Path) -> None:
+    sizes = ("--prompts", str(write_prompts(tmp_path)), "--count", "2", "--max-tokens", "8", "--repeats", "1")
+    names = ("ngram_repeat", "ngram_open_ended", "self_draft")
+    result = figures("spec", *sizes, *SMALL_POOL, *(part for name in names for part in ("--figure", name)))
+    for name in names:
+        assert result[f"{name}_identical"] is True
+        assert result[f"{name}_prompts"] + result[f"{name}_left_out"] == (2 if name == "ngram_repeat" else 1)
+        assert result[f"{name}_tokens"] > 0
+        assert result[f"{name}_speedup"] > 0
+    assert result["self_draft_acceptance"] == 1.0
+
+
+def test_an_answer_that_goes_round_is_a_loop() -> None:
+    assert loops([*range(8)] * 4)
+    assert not loops([*range(8)] * 3)
+    assert not loops([*range(100)])
+    assert not loops([])
 
 
 def test_policies_replays_a_trace_through_all_of_them(tmp_path: Path) -> None:

@@ -125,3 +125,40 @@ def test_generate_takes_a_retention_and_refuses_one_that_cannot_be() -> None:
     refused = kvstrata("generate", "Hello", "--retention", "window:100000", *POOL)
     assert refused.returncode == 1
     assert "the model was made for 8192" in refused.stderr
+
+
+def test_generate_tells_what_was_proposed_and_accepted() -> None:
+    repeat = ("--raw", "--max-tokens", "24", "--draft-tokens", "3", "--no-draft-adaptive")
+    text = "one two three four five six one two three four five six one two three"
+    plain = kvstrata("generate", text, "--json", *repeat, *POOL)
+    done = kvstrata("generate", text, "--json", "--draft", "ngram", *repeat, *POOL)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["token_ids"] == json.loads(plain.stdout)["token_ids"]
+    told = result["speculation"]
+    assert told["drafts"] > 0
+    assert told["acceptance"] == told["accepted_tokens"] / told["draft_tokens"]
+    assert sum(told["accepted_by_position"]) == told["accepted_tokens"]
+    assert json.loads(plain.stdout)["speculation"]["acceptance"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--draft", "trigram"), 2, "--draft is 'trigram'; give ngram, or layers:K"),
+        (("--draft", "layers:99"), 1, "draft is 'layers:99'; the model has 30 layers: give no more"),
+        (("--draft", "ngram", "--draft-model", "x"), 2, "give one of the two"),
+    ],
+)
+def test_a_draft_that_cannot_be_is_refused_in_one_line(
+    arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    done = kvstrata("generate", "x", *arguments, *POOL)
+    assert done.returncode == code
+    assert message in done.stderr
+
+
+def test_a_draft_of_another_vocabulary_is_refused(gemma_path: Path) -> None:
+    done = kvstrata("generate", "x", "--draft-model", str(gemma_path), *POOL)
+    assert done.returncode == 1
+    assert "its vocabulary has 262144 tokens, the model's 49152" in done.stderr

@@ -8,6 +8,7 @@ from typing import Any
 from faulty_tier import FaultyTier
 from metric_text import scrape, value
 from served import START, toy_server
+from speculating import layers
 
 from kvstrata.tiers.ram import RamTier
 
@@ -25,6 +26,10 @@ VLLM_NAMES = {  # its counters' samples end in _total, as these
     "inter_token_latency_seconds_count",
     "e2e_request_latency_seconds_count",
     "request_queue_time_seconds_count",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
     "kv_block_lifetime_seconds_count",
     "kv_block_idle_before_evict_seconds_count",
     "kv_block_reuse_gap_seconds_count",
@@ -64,6 +69,21 @@ def test_requests_tokens_and_hits_add_up():
     assert value(told, "http_requests_total", path="/v1/completions", status="200") == 3
     assert value(told, "http_requests_total", path="/v1/completions", status="400") == 1
     assert value(told, "http_requests_total", path="other", status="404") == 1
+
+
+def test_proposed_and_accepted_tokens_are_told_by_place():
+    with toy_server(speculate=layers(3)) as server:
+        server.post(prompt=PROMPT, max_tokens=9, ignore_eos=True)
+        server.until_idle()
+        told = scrape(server)
+    # One token by the prompt's step, then 3 + 1 and 3 + 1, all of them right.
+    assert value(told, "generation_tokens_total") == 9
+    assert value(told, "spec_decode_num_drafts_total") == 2
+    assert value(told, "spec_decode_num_draft_tokens_total") == 6
+    assert value(told, "spec_decode_num_accepted_tokens_total") == 6
+    for place in "012":
+        assert value(told, "spec_decode_num_accepted_tokens_per_pos_total", position=place) == 2
+    assert value(told, "spec_decode_draft_acceptance_rate") == 1
 
 
 def test_histograms_are_cumulative_and_end_in_their_count():

@@ -16,6 +16,7 @@ from kvstrata.errors import RequestError
 if TYPE_CHECKING:
     from kvstrata.engine.llm import LLM
     from kvstrata.engine.outputs import RequestOutput
+    from kvstrata.engine.speculation.counts import DraftCounts
 
 
 # Said to the model where the user says nothing: small models waver without it.
@@ -97,6 +98,18 @@ def summary(result: RequestOutput) -> dict[str, Any]:
             for load in result.timings.loads
         ],
         "recomputed": result.timings.recomputed,
+        "speculation": speculation(result.timings.speculation),
+    }
+
+
+def speculation(counts: DraftCounts) -> dict[str, Any]:
+    """What was proposed ahead and accepted; acceptance is None where nothing was proposed."""
+    return {
+        "drafts": counts.drafts,
+        "draft_tokens": counts.draft_tokens,
+        "accepted_tokens": counts.accepted_tokens,
+        "accepted_by_position": counts.accepted_by_position,
+        "acceptance": counts.acceptance,
     }
 
 
@@ -108,8 +121,14 @@ def figures(result: RequestOutput) -> str:
         for load in timings.loads
     )
     speed = "" if timings.decode_tok_s is None else f", then {timings.decode_tok_s:.1f} tokens/s"
+    counts = timings.speculation
+    drafts = (
+        f" ({counts.accepted_tokens} of {counts.draft_tokens} proposed ones accepted)"
+        if counts.draft_tokens
+        else ""
+    )
     return (
         f"{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached{loads}; "
         f"first token after {timings.ttft * 1e3:.0f} ms{speed}; "
-        f"{usage.completion_tokens} tokens, ended by {result.outputs[0].finish_reason}"
+        f"{usage.completion_tokens} tokens{drafts}, ended by {result.outputs[0].finish_reason}"
     )

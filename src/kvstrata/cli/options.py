@@ -53,6 +53,10 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
         "for texts without end in constant memory.",
     ),
     "threads": (int | None, "CPU threads; by default all cores."),
+    "draft": (str | None, "Propose tokens ahead: ngram, or layers:K (the model's own first K layers)."),
+    "draft_model": (str | None, "A smaller model of the same vocabulary that proposes tokens ahead."),
+    "draft_tokens": (int, "Most tokens proposed for a sequence in a step."),
+    "draft_adaptive": (bool, "Propose as many tokens as pay; otherwise always --draft-tokens."),
     "tiers": (
         list[str],
         "A place below the pool: ram://?size=4GiB, disk:///PATH?size=64GiB, valkey://HOST:PORT,HOST:PORT; "

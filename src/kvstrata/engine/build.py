@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ from kvstrata.config import EngineConfig, layers_of
 from kvstrata.engine.engine import Engine, StepReport
 from kvstrata.engine.fingerprint import fingerprint
 from kvstrata.engine.limits import check_reach
+from kvstrata.engine.speculation.build import DraftPool, load_draft, make_speculator
+from kvstrata.engine.speculation.draft_model import widest_step
 from kvstrata.errors import ConfigError
 from kvstrata.models.chat import ChatTemplate
 from kvstrata.models.config import DecoderConfig
@@ -76,18 +78,34 @@ def build(
         tokenizer, decoder, digest = _load(path, source, config, device, progress)
     finally:
         source.close()
+    draft = load_draft(config, tokenizer, device)
     weight_mode = resolve(config.weights, device)
     layouts = block_layouts(source.config, config)
-    pool_bytes, max_model_len = _pool_size(config, layouts, source.config, device)
-    num_blocks = split_blocks(
-        pool_bytes,
-        layouts,
-        max_num_seqs=config.max_num_seqs,
-        max_chunk=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
+    draft_layouts = (
+        () if draft is None else block_layouts(draft.config, replace(config, kv_dtype_skip_layers=()))
     )
+    pool_bytes, max_model_len = _pool_size(config, (*layouts, *draft_layouts), source.config, device)
+
+    def split(part: tuple[BlockLayout, ...], max_chunk: int) -> list[int]:
+        """Blocks for each layout; two models share the memory so that both hold about as many tokens."""
+        whole = sum(layout.stride_bytes for layout in (*layouts, *draft_layouts))
+        return split_blocks(
+            pool_bytes * sum(layout.stride_bytes for layout in part) // whole,
+            part,
+            max_num_seqs=config.max_num_seqs,
+            max_chunk=max_chunk,
+            max_model_len=max_model_len,
+        )
+
+    widest = widest_step(config.max_num_batched_tokens, config.draft_tokens)
+    num_blocks = split(layouts, config.max_num_batched_tokens)
+    draft_blocks = [] if draft is None else split(draft_layouts, widest)
     offsets = measure_key_offsets(decoder, tokenizer.encode, _centred(layouts))
     decoder.offset_keys(offsets)
+    if draft is not None:
+        draft.decoder.offset_keys(
+            measure_key_offsets(draft.decoder, tokenizer.encode, _centred(draft_layouts))
+        )
     apart = layers_apart(source.config, config)
     name = fingerprint(
         weights_digest=digest,
@@ -111,6 +129,13 @@ def build(
         ttl=config.ttl,
         prefix_caching=config.prefix_caching,
     )
+    speculator = make_speculator(
+        config,
+        decoder,
+        cache,
+        device,
+        None if draft is None else (draft, DraftPool(draft_layouts, draft_blocks)),
+    )
     stack = _open_tiers(config, layouts, name)
     engine = Engine(
         decoder,
@@ -132,10 +157,12 @@ def build(
         audit=config.audit,
         refresh_beta=config.refresh_beta,
         ttl_jitter=config.ttl_jitter,
+        speculator=speculator,
     )
     if engine.tiering is not None:
         engine.tiering.calibrate()
-    used = sum(layout.stride_bytes * blocks for layout, blocks in zip(layouts, num_blocks, strict=True))
+    pools = zip((*layouts, *draft_layouts), (*num_blocks, *draft_blocks), strict=True)
+    used = sum(layout.stride_bytes * blocks for layout, blocks in pools)
     template = config.chat_template or tokenizer.chat_template
     return Loaded(
         engine=engine,
@@ -143,7 +170,7 @@ def build(
         chat_template=ChatTemplate(template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token),
         decoder_config=source.config,
         path=path,
-        weights_bytes=decoder.weights_nbytes(),
+        weights_bytes=decoder.weights_nbytes() + (0 if draft is None else draft.decoder.weights_nbytes()),
         pool_bytes=used,
         pool_tokens=max(num_blocks) * config.block_size,
     )

@@ -180,4 +180,5 @@ def _timings(request: Request) -> Timings:
         preemptions=request.preemptions,
         loads=tuple(request.loads),
         recomputed={reason: tokens for reason, tokens in request.recomputed.items() if tokens},
+        speculation=request.speculation,
     )

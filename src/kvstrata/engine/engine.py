@@ -19,12 +19,13 @@ from kvstrata.engine.limits import Limits
 from kvstrata.engine.outputs import Delta
 from kvstrata.engine.pins import Pins
 from kvstrata.engine.refreshing import Refreshing
-from kvstrata.engine.request import Request, Status
+from kvstrata.engine.request import Request
 from kvstrata.engine.request import Sequence as Answer
-from kvstrata.engine.runner import Model, Runner, StepLogits, wants_all_logits
-from kvstrata.engine.sampler import SampleInput, rank_tokens, sample
+from kvstrata.engine.runner import Model, Runner
 from kvstrata.engine.scheduler import Scheduler, Work
 from kvstrata.engine.scratch import Scratch
+from kvstrata.engine.settle import Settler
+from kvstrata.engine.speculation.speculator import Speculator
 from kvstrata.engine.telemetry import Telemetry
 from kvstrata.engine.text import AnswerText
 from kvstrata.engine.tiering import Tiering
@@ -57,7 +58,8 @@ class Engine:
     eos_ids: the model's end tokens. max_model_len, max_stream_len, max_reach, retention: see `Limits`.
     vocab_size: of the model, where the tokenizer may know more tokens. seed: makes the seeds given to
     requests that bring none repeat. on_step: called with a report after each step. tiers: places below the
-    pool, by the cache's clock; load_mode, audit, refresh_beta, ttl_jitter: see `EngineConfig`.
+    pool, by the cache's clock; load_mode, audit, refresh_beta, ttl_jitter: see `EngineConfig`. speculator:
+    proposes tokens ahead of decodes.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Engine:
         audit: float = 0.0,
         refresh_beta: float = 0.0,
         ttl_jitter: float = 0.0,
+        speculator: Speculator | None = None,
     ) -> None:
         self.cache = cache
         self.limits = Limits(cache, max_model_len, max_stream_len, max_reach or max_model_len, retention)
@@ -122,7 +125,9 @@ class Engine:
             yield_pins=self.pins.yield_pool,
             spread=lambda sequence: ttl_jitter * uniform(draws, sequence.request.number),
             on_found=self.refreshing.found,
+            allot=None if speculator is None else speculator.allot,
         )
+        self.speculator = speculator
         self._tokenizer = tokenizer
         self._vocab_size = min(tokenizer.vocab_size, vocab_size or tokenizer.vocab_size)
         self._max_num_seqs = max_num_seqs
@@ -132,6 +137,7 @@ class Engine:
         self._arrivals = 0
         self._starving_since: float | None = None
         self._delivery = Delivery(tokenizer, self.scheduler, frozenset(eos_ids), self.telemetry, clock)
+        self._settler = Settler(tokenizer, self.scheduler, self._delivery, clock)
 
     @property
     def has_unfinished(self) -> bool:
@@ -221,6 +227,8 @@ class Engine:
         self.pins.clear()
         self.cache.reset()
         self.telemetry.blocks.forget_prefixes()
+        if self.speculator is not None:
+            self.speculator.reset()
         if self.tiering is not None:
             self.tiering.offload.forget()
         return self.tiering.stack.clear(_CLEAR_SECONDS) if tiers and self.tiering is not None else []
@@ -229,10 +237,10 @@ class Engine:
         """Run one step and return what is new since the last. Returns at once where nothing is to be done."""
         begin = self._clock()
         self.pins.expire()
-        works = self._schedule()
+        works: Sequence[Work] = self._schedule()
         if works:
             try:
-                self._digest(works, self._runner.run(works))
+                works = self._run(works)
             except BaseException:
                 # Ctrl-C, memory, a defect: nobody else's answer may be lost or stuck half-way for it.
                 self.scheduler.take_back(works)
@@ -241,6 +249,21 @@ class Engine:
                 self._depart()
             self._report(works, begin)
         return self._delivery.take()
+
+    def _run(self, works: Sequence[Work]) -> Sequence[Work]:
+        """Compute scheduled works, with what is proposed for them, and settle them; as they were computed."""
+        speculator = self.speculator
+        if speculator is None:
+            self._settler.settle(works, self._runner.run(works))
+            return works
+        works = speculator.propose(works)
+        begin = self._clock()
+        verdicts = self._settler.settle(works, self._runner.run(works))
+        speculator.learn(works, verdicts, self._clock() - begin)
+        for work, verdict in zip(works, verdicts, strict=True):
+            if work.draft:
+                self.telemetry.drafted(work.sequence.request, len(work.draft), verdict.accepted)
+        return works
 
     def _schedule(self) -> list[Work]:
         """The work of the next step; where there is none because tiers are waited for, after a short wait."""
@@ -317,88 +340,15 @@ class Engine:
         for request in self._delivery.take_finished():
             del self._requests[request.request_id]
             self.scheduler.waiting.depart(request.options.user)
+        if self.speculator is not None:
+            self.speculator.tidy()
 
     def _report(self, works: Sequence[Work], begin: float) -> None:
         prefill = sum(work.count for work in works if work.is_prefill)
-        decode = sum(work.count for work in works) - prefill
+        decode = sum(work.count + len(work.draft) for work in works) - prefill
         seconds = self._clock() - begin
         self.telemetry.step(prefill, decode, seconds)
         if self.tiering is not None:
             self.tiering.after_step(prefill, decode, seconds)
         if self.on_step is not None:
             self.on_step(StepReport(prefill, decode, len(works), len(self.scheduler.waiting), seconds))
-
-    def _digest(self, works: Sequence[Work], step: StepLogits) -> None:
-        """Publish what was computed, sample where a token is due, and end what is finished."""
-        # A sum is finite if and only if all of it is: logits are far from the largest float.
-        finite = torch.isfinite(step.logits.sum(-1)).tolist()
-        sampling: list[tuple[Answer, int]] = []
-        for work, rows in zip(works, step.rows, strict=True):
-            if not all(finite[row] for row in rows):
-                self._fail(work.sequence.request)
-                continue
-            if work.sequence.status is not Status.RUNNING:
-                continue  # a sibling answer failed just now
-            if wants_all_logits(work):
-                self._note_prompt_logprobs(work, step.logits[rows.start : rows.stop])
-            self.scheduler.computed(work)
-            if work.samples:
-                answers = [work.sequence, *self._fork_answers(work.sequence)]
-                sampling.extend((answer, rows[-1]) for answer in answers)
-        sampling = [(answer, row) for answer, row in sampling if answer.status is Status.RUNNING]
-        if sampling:
-            picked = [row for _, row in sampling]
-            whole = picked == list(range(len(finite)))
-            self._sample([a for a, _ in sampling], step.logits if whole else step.logits[picked])
-
-    def _fail(self, request: Request) -> None:
-        request.error = "the model's output is not finite; what the request computed was not kept"
-        self._delivery.end_request(request, "error")
-
-    def _fork_answers(self, first: Answer) -> list[Answer]:
-        """The other answers of a request start from the prompt that the first has computed."""
-        request = first.request
-        children = []
-        for index in range(len(request.sequences), request.params.n):
-            child = Answer(request, index, first.chain, AnswerText(self._tokenizer, request.params))
-            self.scheduler.fork(first, child)
-            request.sequences.append(child)
-            children.append(child)
-        return children
-
-    def _sample(self, answers: Sequence[Answer], logits: Tensor) -> None:
-        tokens = sample(logits, [self._sample_input(answer) for answer in answers])
-        ranked = {
-            row: rank_tokens(logits[row : row + 1], [tokens[row]], answer.request.params.logprobs)[0]
-            for row, answer in enumerate(answers)
-            if answer.request.params.logprobs is not None
-        }
-        now = self._clock()
-        for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
-            self._delivery.append(answer, token, ranked.get(row), now)
-
-    def _sample_input(self, answer: Answer) -> SampleInput:
-        request = answer.request
-        return SampleInput(
-            params=request.params,
-            prompt_ids=request.prompt_token_ids,
-            output_ids=answer.output_ids,
-            seed=request.seed,
-            answer_index=answer.index,
-            stop_ids=request.stop_ids,
-        )
-
-    def _note_prompt_logprobs(self, work: Work, rows: Tensor) -> None:
-        """Row i of the work tells about the token at start + i + 1; the first token has no prediction."""
-        request = work.sequence.request
-        known = request.prompt_logprobs
-        if not known:
-            known.append(None)
-        # After a preemption midway the prompt is computed again; what is known already is not noted twice.
-        first = len(known)
-        last = min(work.start + work.count, len(request.prompt_token_ids) - 1)
-        if first <= last:
-            part = rows[first - 1 - work.start : last - work.start]
-            top = request.params.prompt_logprobs or 0
-            ranked = rank_tokens(part, request.prompt_token_ids[first : last + 1], top)
-            known.extend(self._delivery.named(r) for r in ranked)

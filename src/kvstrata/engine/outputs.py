@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvstrata.engine.speculation.counts import DraftCounts
+
 
 @dataclass(frozen=True)
 class Logprob:
@@ -49,7 +51,8 @@ class Timings:
     queue: submission to first scheduling. ttft: submission to the first token. inter_token: between the
     tokens of the first answer. total: submission to the last token of all answers. loads: from the tiers, in
     order. recomputed: tokens that no tier brought, by reason: `absent` from all, `cost` (quicker to compute),
-    `failed` (found, but not there any more, not verified, or late).
+    `failed` (found, but not there any more, not verified, or late). speculation: tokens proposed for all
+    answers, and accepted.
     """
 
     queue: float
@@ -59,6 +62,7 @@ class Timings:
     preemptions: int = 0
     loads: tuple[TierLoad, ...] = ()
     recomputed: dict[str, int] = field(default_factory=dict)
+    speculation: DraftCounts = field(default_factory=DraftCounts)
 
     @property
     def decode_tok_s(self) -> float | None:

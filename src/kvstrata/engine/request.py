@@ -10,6 +10,7 @@ from kvstrata.cache.keys import KeyChain
 from kvstrata.cache.table import CacheSequence
 from kvstrata.config import RequestOptions, SamplingParams
 from kvstrata.engine.outputs import Logprob, TierLoad
+from kvstrata.engine.speculation.counts import DraftCounts
 from kvstrata.engine.text import AnswerText
 from kvstrata.tiers.stack import Lookup
 
@@ -58,6 +59,7 @@ class Request:
     drawn: bool = False  # whether it was drawn if what it found is to be refreshed
     loads: list[TierLoad] = field(default_factory=list)
     recomputed: Counter[str] = field(default_factory=Counter)
+    speculation: DraftCounts = field(default_factory=DraftCounts)
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from kvstrata.cache.manager import KVCache
+from kvstrata.cache.retention import FULL, Retention
+from kvstrata.cache.table import BlockTable
 from kvstrata.engine.scheduler import Work
 from kvstrata.models.batch import ForwardBatch, GroupBatch, RetainedBatch
 
@@ -25,11 +27,27 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """Consecutive tokens of one sequence, to be computed over the blocks that its tables have.
+
+    tables: one for each layer group. start: position of the first token. logits: rows that are wanted, of
+    the last so many tokens. retention: the sequence's.
+    """
+
+    tables: Sequence[BlockTable]
+    start: int
+    tokens: array[int]
+    logits: int = 1
+    retention: Retention = FULL
+
+
+@dataclass(frozen=True)
 class StepLogits:
     """logits: float32 `[num_logits, vocab_size]`; rows: which of them belong to each work, in order.
 
-    A work has the row of its last token, or a row for each token where all are wanted. Every chunk has its
-    last row, sampled from or not, so that a chunk with non-finite values shows.
+    A work has the row of its last known token and of each proposed one after it, or a row for each token
+    where all are wanted. Every chunk has its last row, sampled from or not, so that a chunk with non-finite
+    values shows.
     """
 
     logits: Tensor
@@ -46,19 +64,23 @@ class Runner:
 
     def run(self, works: Sequence[Work]) -> StepLogits:
         """Compute one step: K and V go to the pools, logits come back."""
-        batch, rows = self._lay_out(works)
+        return self.compute([_chunk(work) for work in works])
+
+    def compute(self, chunks: Sequence[Chunk]) -> StepLogits:
+        """Compute chunks of different sequences together."""
+        batch, rows = self._lay_out(chunks)
         return StepLogits(self._model.forward(batch), rows)
 
-    def _lay_out(self, works: Sequence[Work]) -> tuple[ForwardBatch, tuple[range, ...]]:
-        counts = np.array([work.count for work in works], dtype=np.int64)
+    def _lay_out(self, chunks: Sequence[Chunk]) -> tuple[ForwardBatch, tuple[range, ...]]:
+        counts = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int64)
         ends = np.cumsum(counts)
-        begins = np.array([work.start for work in works], dtype=np.int64)
-        rows = np.repeat(np.arange(len(works)), counts)  # the work of each token
+        begins = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+        rows = np.repeat(np.arange(len(chunks)), counts)  # the chunk of each token
         positions = np.arange(ends[-1]) + np.repeat(begins - (ends - counts), counts)
         token_ids = array("I")
-        for work in works:
-            token_ids += work.sequence.chain.tokens[work.start : work.start + work.count]
-        wanted = np.array([work.count if wants_all_logits(work) else 1 for work in works], dtype=np.int64)
+        for chunk in chunks:
+            token_ids += chunk.tokens
+        wanted = np.array([chunk.logits for chunk in chunks], dtype=np.int64)
         wanted_ends = np.cumsum(wanted)
         logit_rows = np.arange(wanted_ends[-1]) + np.repeat(ends - wanted_ends, wanted)
         batch = ForwardBatch(
@@ -68,31 +90,30 @@ class Runner:
             context_lens=self._to_device((begins + counts).astype(np.int32)),
             logit_rows=self._to_device(logit_rows),
             groups=tuple(
-                self._group(group, works, rows, positions) for group in range(len(self._cache.pools))
+                self._group(group, chunks, rows, positions) for group in range(len(self._cache.pools))
             ),
-            retained=self._retained(works, rows, positions),
+            retained=self._retained(chunks, rows, positions),
         )
         return batch, tuple(itertools.starmap(range, itertools.pairwise([0, *wanted_ends.tolist()])))
 
     def _group(
-        self, group: int, works: Sequence[Work], rows: np.ndarray, positions: np.ndarray
+        self, group: int, chunks: Sequence[Chunk], rows: np.ndarray, positions: np.ndarray
     ) -> GroupBatch:
-        """rows, positions: of each token, the work it belongs to and its place in the sequence."""
+        """rows, positions: of each token, the chunk it belongs to and its place in the sequence."""
         size = self._cache.block_size
-        counts = [-(-(work.start + work.count) // size) for work in works]
-        tables = np.full((len(works), max(counts)), -1, dtype=np.int32)
-        for table, work, count in zip(tables, works, counts, strict=True):
-            assert work.sequence.cache is not None
-            table[:count] = work.sequence.cache.tables[group][:count]
+        counts = [-(-(chunk.start + len(chunk.tokens)) // size) for chunk in chunks]
+        tables = np.full((len(chunks), max(counts)), -1, dtype=np.int32)
+        for table, chunk, count in zip(tables, chunks, counts, strict=True):
+            table[:count] = chunk.tables[group][:count]
         slots = tables[rows, positions // size].astype(np.int64) * size + positions % size
         pool = self._cache.pools[group]
         return GroupBatch(pool.kv, self._to_device(tables), self._to_device(slots), pool.scales)
 
     def _retained(
-        self, works: Sequence[Work], rows: np.ndarray, positions: np.ndarray
+        self, chunks: Sequence[Chunk], rows: np.ndarray, positions: np.ndarray
     ) -> RetainedBatch | None:
         """rows, positions: as for `_group`."""
-        seen = [work.sequence.chain.retention for work in works]
+        seen = [chunk.retention for chunk in chunks]
         if all(retention.is_full for retention in seen):
             return None
         windows = np.array([retention.window or 0 for retention in seen], dtype=np.int32)
@@ -108,6 +129,16 @@ class Runner:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _chunk(work: Work) -> Chunk:
+    sequence = work.sequence
+    assert sequence.cache is not None
+    tokens = sequence.chain.tokens[work.start : work.start + work.count]
+    if work.draft:
+        tokens.extend(work.draft)
+    wanted = work.count if wants_all_logits(work) else 1 + len(work.draft)
+    return Chunk(sequence.cache.tables, work.start, tokens, wanted, sequence.chain.retention)
 
 
 def wants_all_logits(work: Work) -> bool:

@@ -126,7 +126,7 @@ def draw(logits: Tensor, item: SampleInput) -> int:
 
 def sample(logits: Tensor, items: Sequence[SampleInput]) -> list[int]:
     """One token for each row of float32 `[num_rows, vocab_size]`."""
-    plain = [i for i, item in enumerate(items) if item.params.greedy and not _is_adjusted(item)]
+    plain = [i for i, item in enumerate(items) if item.params.greedy and not is_adjusted(item)]
     tokens = [-1] * len(items)
     if plain:
         rows = logits if len(plain) == len(items) else logits[plain]
@@ -134,12 +134,13 @@ def sample(logits: Tensor, items: Sequence[SampleInput]) -> list[int]:
             tokens[i] = token
     for i, item in enumerate(items):
         if tokens[i] < 0:
-            row = adjust(logits[i], item) if _is_adjusted(item) else logits[i]
+            row = adjust(logits[i], item) if is_adjusted(item) else logits[i]
             tokens[i] = draw(row, item)
     return tokens
 
 
-def _is_adjusted(item: SampleInput) -> bool:
+def is_adjusted(item: SampleInput) -> bool:
+    """Whether `adjust` changes the logits of a draw."""
     params = item.params
     return (
         params.repetition_penalty != 1.0

@@ -1,5 +1,8 @@
 """What runs in the next step: decodes first, then prefill chunks, then new sequences, in one token budget.
 
+Where tokens are proposed ahead of a decode, they take part of the budget before prefill does, and blocks only
+where some are left once all else has its own: nobody is preempted for a guess.
+
 The best-ranked running sequence always makes progress (others are preempted for it, down to the last one,
 and alone it fits, since longer requests were rejected on arrival), so that the engine cannot deadlock.
 """
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from kvstrata.cache.manager import KVCache
@@ -25,11 +28,17 @@ _FIRST_SHARE = 0.75
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens `start` to `start + count` of a sequence, to be computed in this step."""
+    """Tokens `start` to `start + count` of a sequence, to be computed in this step.
+
+    room: tokens that may be proposed after them, for which there are blocks. draft: those that are, computed
+    in the same step to be accepted or not.
+    """
 
     sequence: Sequence
     start: int
     count: int
+    room: int = 0
+    draft: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
@@ -41,11 +50,19 @@ class Work:
         return self.start < len(self.sequence.request.prompt_token_ids)
 
 
+# From a step's decodes and the most that may be proposed to how many tokens are to be, for each.
+Allot = Callable[[list[Work], int], list[int]]
+
+
 class _Step:
-    """The work of one step as it is put together. left: tokens of the budget that nobody has yet."""
+    """The work of one step as it is put together. left: tokens of the budget that nobody has yet.
+
+    rooms: tokens to be proposed for a sequence.
+    """
 
     def __init__(self, budget: int) -> None:
         self.works: dict[Sequence, Work] = {}
+        self.rooms: dict[Sequence, int] = {}
         self.left = budget
 
     def count(self, sequence: Sequence) -> int:
@@ -81,6 +98,7 @@ class Scheduler:
         yield_pins: Callable[[], bool] = lambda: False,
         spread: Callable[[Sequence], float] = lambda sequence: 0.0,
         on_found: Callable[[Sequence], None] = lambda sequence: None,
+        allot: Allot | None = None,
     ) -> None:
         self.cache = cache
         self.loading: list[Sequence] = []
@@ -94,6 +112,7 @@ class Scheduler:
         self._yield_pins = yield_pins
         self._spread = spread
         self._on_found = on_found
+        self._allot = allot
         self._leaders: dict[bytes, Sequence] = {}  # prompt blocks that are being computed just now, by key
 
     def schedule(self) -> list[Work]:
@@ -108,6 +127,7 @@ class Scheduler:
             if sequence.num_tokens - sequence.num_computed == 1:
                 self._take(sequence, step)
         prefills = [s for s in order if s.num_tokens - s.num_computed > 1]
+        self._look_ahead(step, alone=not prefills and not self.waiting)
         for sequence in prefills:
             first_of_many = sequence is prefills[0] and len(prefills) + len(self.waiting) > 1
             self._take(sequence, step, share=_FIRST_SHARE if first_of_many else 1.0)
@@ -115,7 +135,30 @@ class Scheduler:
             self._admit(step)
         if prefills:  # what nobody else needed
             self._take(prefills[0], step)
+        self._cover_ahead(step)
         return list(step.works.values())
+
+    def _look_ahead(self, step: _Step, *, alone: bool) -> None:
+        """Give proposed tokens their part of the budget. alone: nobody else wants any of it."""
+        if self._allot is None:
+            return
+        decodes = [work for work in step.works.values() if work.sequence.output_ids]
+        most = step.left if alone else step.left // 2
+        if not decodes or most <= 0:
+            return
+        for work, room in zip(decodes, self._allot(decodes, most), strict=True):
+            if room:
+                step.rooms[work.sequence] = room
+                step.left -= room
+
+    def _cover_ahead(self, step: _Step) -> None:
+        """Provide blocks for what is to be proposed, where there are some."""
+        for sequence, room in step.rooms.items():
+            work = step.works.get(sequence)
+            if work is None or sequence.cache is None:
+                continue  # preempted since
+            if self.cache.grow(sequence.cache, work.start + work.count + room):
+                step.works[sequence] = replace(work, room=room)
 
     def _take(self, sequence: Sequence, step: _Step, share: float = 1.0) -> None:
         """Give a running sequence as much of the budget that is left as it can use, or a share of it."""
@@ -342,6 +385,16 @@ class Scheduler:
         self._stop_leading(sequence, sequence.chain.keys[work.start // size : end // size])
         if self._loads is not None:
             self._loads.computed(sequence)
+
+    def accepted(self, sequence: Sequence) -> None:
+        """Tell that the token after the computed ones was proposed rightly: its K and V are in the pool."""
+        assert sequence.cache is not None
+        self.cache.commit(sequence.cache, sequence.num_computed + 1)
+
+    def roll_back(self, sequence: Sequence) -> None:
+        """Give back the blocks of proposed tokens that were not accepted."""
+        assert sequence.cache is not None
+        self.cache.truncate(sequence.cache, sequence.num_tokens)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a new answer start from where its first sibling stands."""

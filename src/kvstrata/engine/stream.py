@@ -67,11 +67,9 @@ class TextStream:
         while self.position < end:
             before, start = self._last, self.position
             logits = self._advance(self._scored, end)
-            rows = torch.cat(
-                (torch.full_like(logits[:1], torch.nan) if before is None else before, logits[:-1])
-            )
             wanted = torch.tensor(self._cache.chain.tokens[start : self.position].tolist())
-            parts.append(torch.nn.functional.cross_entropy(rows, wanted, reduction="none"))
+            parts.append(torch.full((1,), torch.nan) if before is None else _losses(before, wanted[:1]))
+            parts.append(_losses(logits[:-1], wanted[1:]))
         return torch.cat(parts) if parts else torch.empty(0)
 
     def skip(self, count: int) -> None:
@@ -125,3 +123,9 @@ def _answer(llm: LLM, opened: CacheSequence, params: SamplingParams) -> Answer:
     answer.status, answer.cache = Status.RUNNING, opened
     request.sequences.append(answer)
     return answer
+
+
+def _losses(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Negative log-probabilities of tokens, without a copy of the logits, the largest tensor there is."""
+    losses: Tensor = torch.ops.kvstrata.logsumexp(logits) - logits.gather(1, wanted[:, None])[:, 0]
+    return losses

@@ -14,6 +14,7 @@ from kvstrata.cache.manager import KVCache
 from kvstrata.engine.block_life import BlockLife
 from kvstrata.engine.histogram import Histogram, Recent
 from kvstrata.engine.request import Request
+from kvstrata.engine.speculation.counts import DraftCounts
 
 HIT_SECONDS = 300.0  # the window of `hit_ratio`
 _REQUEST = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
@@ -49,7 +50,8 @@ class Telemetry:
     tokens looked for in the cache, and found, at each request's first admission. by_source: prompt tokens
     by where their K and V came from, with `computed`. recomputed: tokens that no tier brought, by reason.
     finished: requests by finish reason. prefill, decode: tokens computed, those of preempted requests
-    again, and seconds of steps.
+    again, those proposed in vain too, and seconds of steps. speculation: tokens proposed ahead, and
+    accepted.
     """
 
     def __init__(self, cache: KVCache, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -66,6 +68,7 @@ class Telemetry:
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
         self.steps = 0
+        self.speculation = DraftCounts()
         self.first_token_seconds = Histogram(_FIRST_TOKEN)
         self.inter_token_seconds = Histogram(_BETWEEN)
         self.request_seconds = Histogram(_REQUEST)
@@ -113,6 +116,11 @@ class Telemetry:
         elif request.first_token is None:
             self.first_token_seconds.observe(now - request.arrival)
             self._count_prompt(request, computed=True)
+
+    def drafted(self, request: Request, length: int, accepted: int) -> None:
+        """A run of tokens was proposed for a request, and so many of them were right."""
+        self.speculation.add(length, accepted)
+        request.speculation.add(length, accepted)
 
     def ended(self, request: Request, reason: str, now: float) -> None:
         """A request's last answer has ended, for this reason."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvstrata import kernels
+from kvstrata.errors import ConfigError
 from kvstrata.models.batch import ForwardBatch, GroupBatch
 from kvstrata.models.config import DecoderConfig, RopeConfig
 from kvstrata.models.decoder_weights import DecoderWeights, LayerWeights
@@ -69,13 +70,22 @@ def placements(config: DecoderConfig, apart: Set[int] = frozenset()) -> tuple[Pl
 class Decoder:
     """A loaded model. Holds no state of any sequence: that is all in the pool that a batch brings along.
 
-    apart: layers whose K and V are in groups of their own, see `DecoderConfig.layer_groups`.
+    apart: layers whose K and V are in groups of their own, see `DecoderConfig.layer_groups`. depth: layers to
+    run, the first ones (None: all).
     """
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, apart: Set[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        apart: Set[int] = frozenset(),
+        depth: int | None = None,
+    ) -> None:
         self.config = config
         self.device = weights.final_norm.device
         self._weights = weights
+        self._apart = apart
+        self._depth = config.num_layers if depth is None else depth
         self._placements = placements(config, apart)
         self.groups = config.layer_groups(apart)
         self._windows = tuple(window or 0 for window, _ in self.groups)
@@ -114,6 +124,22 @@ class Decoder:
         for layer, offset in offsets.items():
             self._key_offsets[layer] = offset
 
+    def first_layers(self, count: int) -> Decoder:
+        """The first layers with the head, over the same weights and the same pool.
+
+        What they write there are the K and V that the whole model writes. Raises ConfigError where there are
+        not so many layers.
+        """
+        if not 1 <= count <= self.config.num_layers:
+            raise ConfigError(
+                f"draft is 'layers:{count}'; the model has {self.config.num_layers} layers: give no more"
+            )
+        first = Decoder(self.config, self._weights, self._apart, count)
+        first.offset_keys(
+            {layer: offset for layer, offset in enumerate(self._key_offsets) if offset is not None}
+        )
+        return first
+
     def weights_nbytes(self) -> int:
         """Bytes of all weights in memory."""
         return self._weights.nbytes()
@@ -134,7 +160,7 @@ class Decoder:
         if config.embedding_scale != 1.0:
             hidden.mul_(config.embedding_scale)
         scene = self._scene(batch)
-        layers = self._weights.layers
+        layers = self._weights.layers[: self._depth]
         normed = _rms_norm(hidden, layers[0].attn_norm, config.norm_eps)
         for index, layer in enumerate(layers):
             attended = self._attend(index, layer, normed, scene)

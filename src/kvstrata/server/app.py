@@ -54,7 +54,7 @@ def create_app(service: Service, version: str) -> ASGIApp:
         service.keys,
         service.log,
         max_body=service.config.max_body_bytes,
-        max_values=_FEW_VALUES + service.config.max_n * service.max_prompt_tokens,
+        max_values=_FEW_VALUES + service.config.max_n * service.usual_prompt_tokens,
         body_timeout=service.config.body_timeout,
         clock=service.clock,
         on_answered=http.add,

@@ -81,6 +81,7 @@ class _EngineCollector(Collector):
         tiers = self._service.tier_stats(_TIER_WAIT)
         yield from self._requests()
         yield from self._work()
+        yield from self._speculation()
         yield from self._hits(tiers)
         yield from self._pool()
         yield from self._evictions(tiers)
@@ -120,6 +121,22 @@ class _EngineCollector(Collector):
         yield counter("decode_tokens", "Tokens computed in decode.", told.decode_tokens)
         yield counter("decode_seconds", "Seconds of steps that decode took.", told.decode_seconds)
         yield counter("steps", "Steps of the engine.", told.steps)
+
+    def _speculation(self) -> Iterator[Metric]:
+        told = self._service.engine.telemetry.speculation
+        yield counter("spec_decode_num_drafts", "Runs of proposed tokens.", told.drafts)
+        yield counter("spec_decode_num_draft_tokens", "Tokens proposed.", told.draft_tokens)
+        yield counter("spec_decode_num_accepted_tokens", "Proposed tokens accepted.", told.accepted_tokens)
+        places = list(told.accepted_by_position) or [0]
+        yield counters(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Runs whose token at this place, and all before it, were accepted.",
+            ("position",),
+            [((str(place),), count) for place, count in enumerate(places)],
+        )
+        yield gauge(
+            "spec_decode_draft_acceptance_rate", "Share accepted since start.", told.acceptance or 0.0
+        )
 
     def _hits(self, tiers: Named) -> Iterator[Metric]:
         told = self._service.engine.telemetry

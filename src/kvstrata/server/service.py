@@ -118,6 +118,11 @@ class Service:
                 param="priority",
             )
 
+    @property
+    def usual_prompt_tokens(self) -> int:
+        """Most tokens of a prompt that sees all before it, by which bodies are measured."""
+        return self.config.max_prompt_tokens or self.engine.limits.max_model_len
+
     def check_length(self, tokens: Sequence[int], retention: str | None = None) -> None:
         """Raise ApiError for a prompt that is longer than allowed, RequestError for a bad retention.
 

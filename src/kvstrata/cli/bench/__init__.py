@@ -14,6 +14,7 @@ from kvstrata.cli.bench import (
     phases,
     policies,
     ring,
+    spec,
     tiers,
     waste,
     workload,
@@ -35,6 +36,7 @@ def register(app: typer.Typer) -> None:
         tiers,
         policies,
         ring,
+        spec,
         load,
     ):
         measurement.register(bench)

@@ -1,0 +1,1 @@
+"""Several tokens a step: who proposes them, how many pay, and what came of them."""
