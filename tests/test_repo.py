@@ -23,7 +23,9 @@ DOCS = [
 SPOKEN = [*SOURCES, *DOCS, *sorted((ROOT / "scripts").iterdir()), ROOT / "Makefile", ROOT / "pyproject.toml"]
 MAX_LINES = 450
 PICKLERS = {"pickle", "_pickle", "dill", "cloudpickle", "shelve"}
-REQUIRED_EXTRAS = {"demo", "server", "otel", "valkey", "plot", "transformers", "vllm", "test", "dev"}
+REQUIRED_EXTRAS = {
+    *("demo", "server", "otel", "valkey", "cluster", "plot", "transformers", "vllm", "test", "dev")
+}
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

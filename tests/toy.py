@@ -187,11 +187,14 @@ def make_toy(
     load_mode: LoadMode = "always",
     audit: float = 0.0,
     queue_bytes: int = 1 << 20,
+    refresh_beta: float = 0.0,
+    ttl_jitter: float = 0.0,
+    clock: FakeClock | None = None,
     retention: Retention = FULL,
     speculate: MakeSpeculator | None = None,
     **cache_settings: object,
 ) -> Toy:
-    """tiers: makes the tiers, nearest first, for a context and the toy's clock.
+    """tiers: makes the tiers, nearest first, for a context and the toy's clock. clock: others' too.
 
     speculate: makes what proposes tokens, for the model, its cache and the token budget.
     """
@@ -199,7 +202,7 @@ def make_toy(
     layouts = [
         BlockLayout(LayerGroup((g,), 1, 2, window), kv_format, block_size) for g, window in enumerate(windows)
     ]
-    clock = FakeClock()
+    clock = clock or FakeClock()
     cache = KVCache(
         layouts,
         [blocks] * len(windows) if isinstance(blocks, int) else list(blocks),
@@ -234,6 +237,8 @@ def make_toy(
         tiers=stack,
         load_mode=load_mode,
         audit=audit,
+        refresh_beta=refresh_beta,
+        ttl_jitter=ttl_jitter,
         speculator=None if speculate is None else speculate(model, cache, token_budget),
     )
     return Toy(engine, model, cache, clock, stack)

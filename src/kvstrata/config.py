@@ -156,6 +156,10 @@ class EngineConfig:
     tiers: places below the pool, nearest first, as URLs (`ram://?size=4GiB`). load_mode: whether blocks found
         there are loaded: `auto` where that is quicker than to compute them. audit: share of loaded blocks
         that are computed again when there is nothing else to do, and compared bit for bit.
+    refresh_beta: how early what expires is refreshed when requests find it, before it does (1: about when
+        computing it again still ends in time; more: earlier; 0: not at all). ttl_jitter: share of times to
+        live by which they are shortened at random, the same for all that a request adds, so that what was
+        cached together does not expire together.
     """
 
     model: str | None = None
@@ -183,6 +187,8 @@ class EngineConfig:
     tiers: Sequence[str] = ()
     load_mode: LoadMode = "auto"
     audit: float = 0.0
+    refresh_beta: float = 1.0
+    ttl_jitter: float = 0.1
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -232,6 +238,8 @@ class EngineConfig:
             self.prefix_caching or not tiers, "tiers", self.tiers, "they need prefix_caching, which is off"
         )
         _check_number("audit", self.audit, 0, 1)
+        _check_number("refresh_beta", self.refresh_beta, 0, 100)
+        _check_number("ttl_jitter", self.ttl_jitter, 0, 0.9)
 
     def _check_draft(self) -> None:
         _check(

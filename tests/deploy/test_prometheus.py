@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leased import MemoryLeases, SharedTier
 from metric_text import scrape
 from promtool import promtool
 from served import toy_server
 
-from kvstrata.tiers.ram import RamTier
 from kvstrata.tiers.tier import ServerUsage, TierUsage
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -25,8 +25,8 @@ NAME = re.compile(r"\b(?:kvstrata:|process_)[a-z0-9_]+\b")
 SUFFIXES = ("_bucket", "_count", "_sum")
 
 
-class OfServers(RamTier):
-    """A tier that says that it is on a server."""
+class OfServers(SharedTier):
+    """A tier with leases that says that it is on a server."""
 
     def usage(self) -> TierUsage:
         server = ServerUsage("cache-1:6379", "closed", 0, 0, 0.0, 0, 0.0, 0, 0.0, 0, 0, Counter())
@@ -36,7 +36,7 @@ class OfServers(RamTier):
 @pytest.fixture(scope="module")
 def told() -> set[str]:
     """Names of all samples of a server with a tier."""
-    with toy_server(tiers=lambda context, clock: [OfServers(context, 1 << 20, clock=clock)]) as server:
+    with toy_server(tiers=lambda context, clock: [OfServers(context, clock, MemoryLeases(clock))]) as server:
         server.post(prompt="abc", max_tokens=1)
         names = {name for name, _ in scrape(server)}
     return {name if name.startswith("process_") else f"kvstrata:{name}" for name in names}

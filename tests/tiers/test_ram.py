@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import stored
 
 from kvstrata.cache.keys import Extras
 from kvstrata.cache.policy import Meta
@@ -253,3 +254,17 @@ def test_what_cannot_be_used_is_told(url: str, said: str) -> None:
 
 def test_parse_keeps_the_text() -> None:
     assert parse_tier_url("ram://?size=1MiB").options == {"size": "1MiB"}
+
+
+def test_storing_again_prolongs_a_life_of_which_less_than_half_is_left() -> None:
+    time = stored.Time()
+    tier = RamTier(stored.CONTEXT, 1 << 20, ttl=100.0, clock=time.clocks.monotonic)
+    records = stored.blocks(2)
+    stored.drops(tier, records)
+    time.pass_by(40.0)
+    stored.drops(tier, records[:1])
+    time.pass_by(30.0)
+    stored.drops(tier, records[1:])
+    time.pass_by(40.0)
+    assert stored.misses(tier, records) == ["expired", stored.HIT]
+    tier.close()

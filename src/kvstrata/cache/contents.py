@@ -247,4 +247,5 @@ def _meta(seq: CacheSequence, group: CacheGroup, position: int, node: Node, now:
         deadline=node.deadline,
         origin="prompt" if end <= seq.prompt_tokens else "answer",
         segment=seq.chain.segment(position),
+        spread=seq.spread,
     )

@@ -25,6 +25,7 @@ from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.integrity import verify
 from kvstrata.cache.keys import KEY_BYTES, Extras, KeyChain, TokenIds
 from kvstrata.cache.layout import BlockLayout, check_layouts
+from kvstrata.cache.lifetimes import Lifetimes
 from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
 from kvstrata.cache.retention import FULL, Retention
@@ -81,6 +82,7 @@ class KVCache:
         )
         self.pools: tuple[BlockPool, ...] = tuple(group.pool for group in self.groups)
         self._contents = Contents(self.groups, fingerprint, clock, on_evict, on_publish)
+        self.lifetimes = Lifetimes(self._contents, self.groups)
         self._sequences: dict[int, CacheSequence] = {}
         self._ttl = ttl
         self.clock = clock
@@ -120,10 +122,13 @@ class KVCache:
         priority: int = 0,
         ttl: float | None = None,
         prompt_tokens: int | None = None,
+        spread: float = 0.0,
     ) -> CacheSequence | None:
         """Start a sequence on the blocks of a hit, and reserve room in all groups to grow to a length.
 
         reserve_tokens: that length. prompt_tokens: where the answer begins, by default at the chain's end.
+        spread: share of times to live to take off, here and below, so that what is set together does not
+        expire together.
         Returns None, with nothing changed, if the room is not there, or if the hit that `match` told is not
         there any more. Raises ValueError if `hit_tokens` is not a multiple of block_size or the chain is not
         of this cache, ConfigError if `ttl` is not positive.
@@ -157,7 +162,8 @@ class KVCache:
             reserve_tokens=reserve_tokens,
             reserved=promises,
             priority=priority,
-            ttl=self._ttl if ttl is None else ttl,
+            ttl=_shortened(self._ttl if ttl is None else ttl, spread),
+            spread=spread,
             tip=nodes[-1] if nodes else self._contents.index.root,
             num_published=len(nodes),
             seen=seen,
@@ -265,6 +271,7 @@ class KVCache:
             reserved=[0] * len(self.groups),
             priority=seq.priority,
             ttl=seq.ttl,
+            spread=seq.spread,
             tip=seq.tip,
             num_published=seq.num_published,
             seen=seq.seen,
@@ -392,6 +399,10 @@ class KVCache:
     def _check_open(self, seq: CacheSequence) -> None:
         if self._sequences.get(id(seq)) is not seq:
             raise ValueError("the sequence was released, or belongs to another cache: open one here")
+
+
+def _shortened(ttl: float | None, spread: float) -> float | None:
+    return None if ttl is None else ttl * (1 - spread)
 
 
 def _check_ttl(ttl: float | None) -> None:

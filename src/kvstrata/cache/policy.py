@@ -23,8 +23,8 @@ class Meta:
     the request, higher is more important. born: when it was published; deadline: from when on it is not
     served (seconds of the owner's clock). origin: where its tokens came from. turn: of the conversation.
     slipped: it left the window of the last sequence using it. dirty: it could not be kept in a place below
-    yet, so that to evict it is to lose it.
-    segment: see `KeyChain.segment`; no policy weighs it.
+    yet, so that to evict it is to lose it. segment: see `KeyChain.segment`. spread: share of times to live
+    to take off; no policy weighs these two.
     """
 
     parent: bytes
@@ -39,6 +39,7 @@ class Meta:
     turn: int = 0
     slipped: bool = False
     dirty: bool = False
+    spread: float = 0.0
     segment: bytes = b""  # type: ignore[valid-type]  # the field above has the type's name
 
 

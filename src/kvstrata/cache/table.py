@@ -18,8 +18,8 @@ class CacheSequence:
     tables: one for each layer group; seen: which tokens its queries see in each. num_computed: tokens whose
     K and V the pool holds. prompt_tokens: where the prompt ends and the answer begins. reserve_tokens: length
     up to which its growth is reserved. reserved: blocks still reserved, by group. ttl: seconds that what it
-    publishes is served, None for ever. tip: node of the last block that it found or published;
-    num_published: blocks up to there.
+    publishes is served, None for ever; spread: share of it that was taken off. tip: node of the last block
+    that it found or published; num_published: blocks up to there.
     """
 
     chain: KeyChain
@@ -33,6 +33,7 @@ class CacheSequence:
     tip: Node | None
     num_published: int
     released: bool = False
+    spread: float = 0.0
     seen: tuple[Retention, ...] = ()
     slipped: list[int] = field(default_factory=list)  # by group, up to where only sinks are left
 

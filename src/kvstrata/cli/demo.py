@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from kvstrata.cli import demo_cluster
 from kvstrata.cli.generate import DEFAULT_SYSTEM, opening
 from kvstrata.cli.loading import load
 from kvstrata.cli.options import with_settings
@@ -32,8 +33,18 @@ def register(app: typer.Typer) -> None:
     app.command("demo")(with_settings(demo))
 
 
-def demo(config: EngineConfig, json: JsonFlag = False) -> None:
+def demo(
+    config: EngineConfig,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Two engines share three Valkey servers; one dies."),
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
     """Show the cache at work: the same long prompt, cold and then warm."""
+    if cluster:
+        demo_cluster.run(config, json=json)
+        return
     llm = load(config)
     greedy = SamplingParams(temperature=0.0, max_tokens=48)
     hello = llm.chat([*opening(llm, DEFAULT_SYSTEM), {"role": "user", "content": _CAPITAL}], greedy)[0]

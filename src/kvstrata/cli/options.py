@@ -63,6 +63,8 @@ _ENGINE: Mapping[str, tuple[Any, str]] = {
         "several times, nearest first.",
     ),
     "load_mode": (str, f"Whether blocks found in a tier are loaded: {', '.join(LOAD_MODES)}."),
+    "refresh_beta": (float, "How early cached blocks that expire are refreshed when found; 0: not at all."),
+    "ttl_jitter": (float, "Share by which times to live are shortened at random."),
     "audit": (float, "Share of loaded blocks to compute again, when idle, and compare bit for bit."),
 }
 _SAMPLING: Mapping[str, tuple[Any, str]] = {

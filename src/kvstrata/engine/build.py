@@ -155,6 +155,8 @@ def build(
         tiers=stack,
         load_mode=config.load_mode,
         audit=config.audit,
+        refresh_beta=config.refresh_beta,
+        ttl_jitter=config.ttl_jitter,
         speculator=speculator,
     )
     if engine.tiering is not None:

@@ -70,6 +70,7 @@ class LoadPlan:
     """Blocks `first` to `end` are to be loaded; up to `available` they could be.
 
     seconds: what that is expected to take, and computing the same tokens; None where that is not known.
+    follows: another process computes what comes after `available`: it is waited for again after the load.
     """
 
     first: int
@@ -77,6 +78,7 @@ class LoadPlan:
     available: int
     load_seconds: float = 0.0
     compute_seconds: float | None = None
+    follows: bool = False
 
     @property
     def empty(self) -> bool:

@@ -18,6 +18,7 @@ from kvstrata.engine.delivery import Delivery
 from kvstrata.engine.limits import Limits
 from kvstrata.engine.outputs import Delta
 from kvstrata.engine.pins import Pins
+from kvstrata.engine.refreshing import Refreshing
 from kvstrata.engine.request import Request
 from kvstrata.engine.request import Sequence as Answer
 from kvstrata.engine.runner import Model, Runner
@@ -30,6 +31,7 @@ from kvstrata.engine.text import AnswerText
 from kvstrata.engine.tiering import Tiering
 from kvstrata.errors import RequestError
 from kvstrata.models.tokenizer import Tokenizer
+from kvstrata.tiers.refresh import EarlyRefresh, uniform
 from kvstrata.tiers.stack import TierStack
 
 _TIER_WAIT = 0.01  # seconds that a step waits for tiers where there is nothing else to do
@@ -56,8 +58,8 @@ class Engine:
     eos_ids: the model's end tokens. max_model_len, max_stream_len, max_reach, retention: see `Limits`.
     vocab_size: of the model, where the tokenizer may know more tokens. seed: makes the seeds given to
     requests that bring none repeat. on_step: called with a report after each step. tiers: places below the
-    pool, by the cache's clock; load_mode, audit: see `EngineConfig`. speculator: proposes tokens ahead of
-    decodes.
+    pool, by the cache's clock; load_mode, audit, refresh_beta, ttl_jitter: see `EngineConfig`. speculator:
+    proposes tokens ahead of decodes.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class Engine:
         tiers: TierStack | None = None,
         load_mode: LoadMode = "auto",
         audit: float = 0.0,
+        refresh_beta: float = 0.0,
+        ttl_jitter: float = 0.0,
         speculator: Speculator | None = None,
     ) -> None:
         self.cache = cache
@@ -89,6 +93,7 @@ class Engine:
         self.on_step = on_step
         self.telemetry = Telemetry(cache, clock)
         self._runner = Runner(model, cache, device)
+        scratch = Scratch(cache, self._runner, tokenizer)
         self.tiering = (
             None
             if tiers is None
@@ -97,9 +102,18 @@ class Engine:
                 tiers,
                 mode=load_mode,
                 share=audit,
-                scratch=Scratch(cache, self._runner, tokenizer),
+                scratch=scratch,
+                token_budget=token_budget,
                 clock=cache.clock,
             )
+        )
+        draws = random.Random(seed).getrandbits(64)
+        self.refreshing = Refreshing(
+            cache,
+            EarlyRefresh(refresh_beta, seed=draws, clock=cache.clock),
+            scratch,
+            self.telemetry,
+            self.tiering,
         )
         self.pins = Pins(cache, tiers, cache.clock)
         self.scheduler = Scheduler(
@@ -109,6 +123,8 @@ class Engine:
             clock=clock,
             loads=None if self.tiering is None else self.tiering.loads,
             yield_pins=self.pins.yield_pool,
+            spread=lambda sequence: ttl_jitter * uniform(draws, sequence.request.number),
+            on_found=self.refreshing.found,
             allot=None if speculator is None else speculator.allot,
         )
         self.speculator = speculator
@@ -278,13 +294,16 @@ class Engine:
         return self._runner.run([work]).logits
 
     def tend(self) -> bool:
-        """Do a piece of what can wait (audits), for when there are no requests; whether there is more."""
-        return self.tiering is not None and self.tiering.tend()
+        """Do a piece of what can wait (audits, refreshes), for when there are no requests; whether there is
+        more.
+        """
+        more = self.tiering is not None and self.tiering.tend()
+        return self.refreshing.tend() or more
 
     @property
     def settling(self) -> bool:
         """Whether something is still under way with the tiers, so that `tend` is to be called again soon."""
-        return self.tiering is not None and self.tiering.settling
+        return self.refreshing.pending or (self.tiering is not None and self.tiering.settling)
 
     def drain(self, timeout: float = _CLOSE_SECONDS) -> None:
         """Wait until what was published is in the tiers, at most so many seconds."""

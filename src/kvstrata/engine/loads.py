@@ -8,8 +8,8 @@ until the tier is done with it, whatever became of the request. Only the engine'
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 from kvstrata.cache.keys import KeyChain
 from kvstrata.cache.manager import KVCache
@@ -18,11 +18,13 @@ from kvstrata.cache.retention import Retention
 from kvstrata.cache.table import CacheSequence
 from kvstrata.config import LoadMode
 from kvstrata.engine.cost import Costs, LoadPlan, PrefillMeter, Present, plan
+from kvstrata.engine.election import Election, Verdict
 from kvstrata.engine.offload import Offload
 from kvstrata.engine.outputs import TierLoad
 from kvstrata.engine.request import Asked, Sequence
 from kvstrata.tiers.stack import Load, TierStack
 from kvstrata.tiers.tier import Address, Identity
+from kvstrata.tiers.write_behind import Settled
 
 _LOOKUP_WAIT = 0.002  # seconds that admission waits for tiers that answer at once, as those in memory do
 _LOOKUP_AGE = 1.0  # seconds after which an answer is asked for anew
@@ -63,6 +65,7 @@ class Loads:
         offload: Offload,
         *,
         mode: LoadMode,
+        token_budget: int,
         clock: Callable[[], float],
     ) -> None:
         self.prefill = PrefillMeter()
@@ -79,11 +82,17 @@ class Loads:
         self._asked = 0
         self._patience = 0.0
         self._left_out = 0
+        self.election = (
+            None
+            if stack.leases is None or mode == "never"
+            else Election(stack.leases, self.prefill, cache, token_budget=token_budget, clock=clock)
+        )
 
     @property
     def pending(self) -> bool:
         """Whether waiting for the tiers may bring something: an answer, blocks, or memory."""
-        return bool(self._asked or self._loading or self._abandoned)
+        following = self.election is not None and self.election.pending
+        return bool(self._asked or self._loading or self._abandoned or following)
 
     @property
     def lost_blocks(self) -> bool:
@@ -96,9 +105,24 @@ class Loads:
         first, end = hit // size, (sequence.num_tokens - 1) // size
         wants = sequence.request.takes_hits or sequence.output_ids
         if self._mode == "never" or first >= end or not wants or sequence.recomputes:
+            if self.election is not None:
+                self.election.part(sequence, first, whole=first >= end)
             return LoadPlan(first, first, first)
-        asked = sequence.asked
-        now = self._clock()
+        if self.election is not None and self.election.rests(sequence):
+            return None
+        while (asked := self._ask(sequence, first, end)) is not None:
+            chosen = self._plan(self._present(sequence, first, asked))
+            if self.election is None:
+                return chosen
+            verdict = self.election.decide(sequence, chosen, end, self._block_load_seconds())
+            if verdict != "again":
+                return self._obey(verdict, chosen)
+            sequence.asked = None
+        return None
+
+    def _ask(self, sequence: Sequence, first: int, end: int) -> Asked | None:
+        """What the tiers have of the blocks `first` to `end`; None while they have not answered."""
+        asked, now = sequence.asked, self._clock()
         if asked is None or asked.first > first or now - asked.at > _LOOKUP_AGE:
             if self._asked >= _MOST_ASKED:
                 self._asked += 1
@@ -107,14 +131,37 @@ class Loads:
             groups = range(len(self._windows))
             addresses = [Address(key, group) for group in groups for key in keys]
             segments = [sequence.chain.segment(block) for block in range(first, end)] * len(groups)
-            asked = sequence.asked = Asked(
-                first, now, self._stack.lookup(addresses, segments, self._worth((end - first) * size))
-            )
+            worth = self._worth((end - first) * self._cache.block_size)
+            asked = sequence.asked = Asked(first, now, self._stack.lookup(addresses, segments, worth))
             asked.lookup.wait(self._patience - time.monotonic())
         if not asked.lookup.done:
             self._asked += 1
             return None
-        return self._plan(self._present(sequence, first, asked))
+        return asked
+
+    def _obey(self, verdict: Verdict, chosen: LoadPlan) -> LoadPlan | None:
+        """The plan of a sequence that goes, or that loads while it follows; None: it waits."""
+        if verdict == "wait":
+            return None
+        return replace(chosen, follows=True) if verdict == "load" else chosen
+
+    def meets(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for a lease, or for who has it."""
+        return self.election is not None and self.election.meets(sequence)
+
+    def displaced(self) -> list[Sequence]:
+        """Running sequences that come to what another process computes already."""
+        return [] if self.election is None else self.election.displaced()
+
+    def computed(self, sequence: Sequence) -> None:
+        """Some of a running sequence's blocks were computed, or it begins to."""
+        if self.election is not None:
+            self.election.advanced(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence is over, or has to wait for its place: others need not wait for it."""
+        if self.election is not None:
+            self.election.leave(sequence)
 
     def begin_admission(self) -> None:
         """Sequences are going to be considered: those that wait for an answer are counted anew."""
@@ -123,7 +170,7 @@ class Loads:
 
     def opened(self, sequence: Sequence, plan: LoadPlan) -> None:
         """A sequence has its place: note why what is not loaded is computed."""
-        if sequence.asked is not None:
+        if sequence.asked is not None and not plan.follows:
             size, request = self._cache.block_size, sequence.request
             request.recomputed["absent"] += ((sequence.num_tokens - 1) // size - plan.available) * size
             request.recomputed["cost"] += (plan.available - plan.end) * size
@@ -153,8 +200,10 @@ class Loads:
         return True
 
     def collect(self) -> list[Sequence]:
-        """Commit the loads that have ended; their sequences, without blocks where the tier hangs."""
-        self._offload.settle(self._stack.collect())
+        """Commit the loads that have ended; their sequences, without blocks where the tier hangs, and where
+        they wait for more.
+        """
+        self.settle(self._stack.collect())
         self.reclaim()
         ended = [each for each in self._loading if all(load.done for load in each.loads)]
         if ended:
@@ -163,6 +212,12 @@ class Loads:
                 self._commit(each)
         self._offload.flush()
         return [each.sequence for each in ended]
+
+    def settle(self, settled: Collection[Settled]) -> None:
+        """Stores have ended: others may find the blocks now."""
+        self._offload.settle(settled)
+        if self.election is not None:
+            self.election.settled([each.address for each in settled])
 
     def reclaim(self) -> None:
         """Take back the blocks of loads that were given up and that no tier touches any more."""
@@ -193,6 +248,12 @@ class Loads:
             if self._left_out % _TRY_ANYWAY == 0:  # a tier that was slow once may be quick by now
                 return plan(present, costs, "always")
         return chosen
+
+    def _block_load_seconds(self) -> float:
+        """What a block takes from where leaders store, beside others; 0 while that is not known."""
+        assert self._stack.leases is not None
+        speed = self._stack.speeds()[self._stack.leases.tier]
+        return 0.0 if speed is None else sum(self._stack.context.payload_bytes) / speed.bandwidth
 
     def _worth(self, tokens: int) -> float:
         """Seconds that computing tokens takes, as far as that may keep a look-up from being made."""
@@ -243,6 +304,9 @@ class Loads:
         self._note(each, end, sources)
         if self.on_loaded is not None and end > each.plan.first:
             self.on_loaded(sequence, each.plan.first, end)
+        if each.plan.follows:
+            self._cache.release(each.cache)
+            sequence.cache = None
 
     def _note(self, each: _Loading, end: int, sources: dict[tuple[int, int], int]) -> None:
         """Tell the request what came from where, and why the rest is computed."""
@@ -254,7 +318,7 @@ class Loads:
         self.counts.used += sum(position < end for _, position in sources)
         request.recomputed["failed"] += (plan.end - end) * size
         if request.counts_sources:
-            request.counts_sources = False
+            request.counts_sources = plan.follows
             groups, tier = range(len(self._windows)), -1
             for position in reversed(range(plan.first, end)):
                 # What nobody sees any more was not loaded: it counts with what comes after it.

@@ -6,7 +6,8 @@ the queue has no room for stays in the pool as dirty: it is evicted after all ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -28,7 +29,20 @@ class Offload:
         self._fresh: list[tuple[Address, int, Meta]] = []
         self._sources: Mapping[Address, int] = {}
         self._dirty: dict[Address, Meta] = {}
+        self._again: deque[tuple[Address, int | None, Callable[[], None]]] = deque()
         cache.watch_published(self._published)
+
+    @property
+    def renewing(self) -> int:
+        """Blocks that wait to be offered again for a longer life."""
+        return len(self._again)
+
+    def renew(self, addresses: Iterable[Address], above: int | None, on_gone: Callable[[], None]) -> None:
+        """Offer blocks of the pool to the tiers again, or to those above one, a few in each step.
+
+        on_gone: called for each that has left the pool by then.
+        """
+        self._again.extend((address, above, on_gone) for address in addresses)
 
     @property
     def dirty(self) -> int:
@@ -51,11 +65,14 @@ class Offload:
                 self._offer(blocks, source)
         if self._dirty:
             self._retry()
+        if self._again:
+            self._renew()
 
     def forget(self) -> None:
         """What waits to be offered is not wanted any more."""
         self._fresh.clear()
         self._dirty.clear()
+        self._again.clear()
 
     def settle(self, settled: Iterable[Settled]) -> None:
         """Some stores have ended. What a tier had no use for is not asked again, what it could not is."""
@@ -101,6 +118,19 @@ class Offload:
                 self._stack.offer([self._describe(address, block, meta)])
             del self._dirty[address]
             self._cache.mark_dirty(*address, False)
+
+    def _renew(self) -> None:
+        for _ in range(min(_DIRTY_AT_ONCE, len(self._again))):
+            address, above, on_gone = self._again[0]
+            meta = self._cache.meta_of(*address)
+            block = self._cache.block_of(*address)
+            if meta is None or block is None:
+                on_gone()
+            elif self._stack.has_room(address.group):
+                self._stack.offer([self._describe(address, block, meta)], above)
+            else:
+                return
+            self._again.popleft()
 
     def _mark(self, address: Address, meta: Meta) -> None:
         self._dirty[address] = meta

@@ -56,6 +56,7 @@ class Request:
     cached_by_source: Counter[str] = field(default_factory=Counter)
     found_on_arrival: int = 0  # prompt tokens that the pool held
     counts_sources: bool = True  # until it is known what its first admission found
+    drawn: bool = False  # whether it was drawn if what it found is to be refreshed
     loads: list[TierLoad] = field(default_factory=list)
     recomputed: Counter[str] = field(default_factory=Counter)
     speculation: DraftCounts = field(default_factory=DraftCounts)

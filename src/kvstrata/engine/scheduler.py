@@ -82,7 +82,10 @@ class _Step:
 
 
 class Scheduler:
-    """Chooses the work of each step and holds the running sequences."""
+    """Chooses the work of each step and holds the running sequences.
+
+    spread: see `KVCache.open`. on_found: called when what a sequence found is in its tables, before it runs.
+    """
 
     def __init__(
         self,
@@ -93,6 +96,8 @@ class Scheduler:
         clock: Callable[[], float],
         loads: Loads | None = None,
         yield_pins: Callable[[], bool] = lambda: False,
+        spread: Callable[[Sequence], float] = lambda sequence: 0.0,
+        on_found: Callable[[Sequence], None] = lambda sequence: None,
         allot: Allot | None = None,
     ) -> None:
         self.cache = cache
@@ -105,6 +110,8 @@ class Scheduler:
         self._clock = clock
         self._loads = loads
         self._yield_pins = yield_pins
+        self._spread = spread
+        self._on_found = on_found
         self._allot = allot
         self._leaders: dict[bytes, Sequence] = {}  # prompt blocks that are being computed just now, by key
 
@@ -112,6 +119,7 @@ class Scheduler:
         """The work of the next step; empty only where nothing runs, and nothing waits but for the tiers."""
         self.cache.expire()
         self._collect_loads()
+        self._displace()
         step = _Step(self._token_budget)
         preempted = self.preemptions
         order = sorted(self.running, key=lambda s: s.rank)
@@ -215,6 +223,7 @@ class Scheduler:
             self._stop_leading(sequence, sequence.chain.keys)
             self._loads.abandon(sequence)
             sequence.cache = None
+        self._stop_meeting(sequence)
         self.waiting.discard(sequence)
         sequence.status = Status.FINISHED
 
@@ -222,8 +231,23 @@ class Scheduler:
         assert sequence.cache is not None
         self.running.remove(sequence)
         self._stop_leading(sequence, sequence.chain.keys)
+        if self._loads is not None:
+            self._loads.leave(sequence)
         self.cache.release(sequence.cache)
         sequence.cache = None
+
+    def _stop_meeting(self, sequence: Sequence) -> None:
+        """A sequence that waits does so no longer for other processes, nor do others here for it."""
+        if self._loads is not None and sequence.status in {Status.WAITING, Status.LOADING}:
+            if self._loads.meets(sequence):
+                self._stop_leading(sequence, sequence.chain.keys)
+            self._loads.leave(sequence)
+
+    def _displace(self) -> None:
+        """Who comes to what another process computes gives up its place, and waits for that."""
+        for sequence in [] if self._loads is None else self._loads.displaced():
+            if sequence.status is Status.RUNNING:
+                self.preempt(sequence)
 
     def _admit(self, step: _Step) -> None:
         placed = [*self.running, *self.loading]
@@ -238,19 +262,26 @@ class Scheduler:
             hit = self._hit(sequence)
             sequence.waits_for = self._led_by_another(sequence, hit)
             if sequence.waits_for is not None:
+                self._stop_meeting(sequence)
                 continue
             plan = None if self._loads is None else self._loads.consider(sequence, hit)
             if plan is None and self._loads is not None:
+                if self._loads.meets(sequence):
+                    self._lead(sequence, hit)  # one here waits for another process, the others for that one
                 continue  # the tiers have not answered
             needed = 1 + sequence.request.answers_to_fork
-            if places < needed:
+            if places < needed or not self._find_place(sequence, hit, plan):
+                self._stop_meeting(sequence)
                 return
-            if not self._open(sequence, hit, plan):
-                idle = not self.running and not self.loading
-                if not (idle and self._yield_pins() and self._open(sequence, hit, plan)):
-                    return
             places -= needed
             self._take(sequence, step)
+
+    def _find_place(self, sequence: Sequence, hit: int, plan: LoadPlan | None) -> bool:
+        """Open a sequence, without pins where nothing else has a place; False if there is no room."""
+        if self._open(sequence, hit, plan):
+            return True
+        idle = not self.running and not self.loading
+        return idle and self._yield_pins() and self._open(sequence, hit, plan)
 
     def _hit(self, sequence: Sequence) -> int:
         """Tokens that the pool holds; the last token is always computed, since its logits are wanted."""
@@ -267,7 +298,11 @@ class Scheduler:
             return None
         first_missing = hit // self.cache.block_size
         matchable = (sequence.num_tokens - 1) // self.cache.block_size
-        led = takewhile(self._leaders.__contains__, sequence.chain.keys[first_missing:matchable])
+        leaders = self._leaders
+        led = takewhile(
+            lambda key: leaders.get(key, sequence) is not sequence,
+            sequence.chain.keys[first_missing:matchable],
+        )
         return next(iter(deque(led, maxlen=1)), None)
 
     def _open(self, sequence: Sequence, hit: int, plan: LoadPlan | None) -> bool:
@@ -281,6 +316,7 @@ class Scheduler:
             priority=-request.options.priority,  # to the cache, higher is more important
             ttl=request.options.ttl,
             prompt_tokens=len(request.prompt_token_ids),
+            spread=self._spread(sequence),
         )
         if opened is None:
             return False
@@ -298,6 +334,9 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self.running.append(sequence)
             request.counts_sources = False
+            self._on_found(sequence)
+        if self._loads is not None:
+            self._loads.computed(sequence)
         return True
 
     def _load(self, sequence: Sequence, hit: int, plan: LoadPlan, loads: Loads) -> None:
@@ -324,6 +363,7 @@ class Scheduler:
             else:
                 sequence.status = Status.RUNNING
                 self.running.append(sequence)
+                self._on_found(sequence)
                 self._stop_leading(sequence, sequence.chain.keys[: sequence.num_computed // size])
 
     def _lead(self, sequence: Sequence, hit: int) -> None:
@@ -343,6 +383,8 @@ class Scheduler:
         end = work.start + work.count
         self.cache.commit(sequence.cache, end)
         self._stop_leading(sequence, sequence.chain.keys[work.start // size : end // size])
+        if self._loads is not None:
+            self._loads.computed(sequence)
 
     def accepted(self, sequence: Sequence) -> None:
         """Tell that the token after the computed ones was proposed rightly: its K and V are in the pool."""

@@ -10,6 +10,7 @@ from kvstrata.cache.keys import Extras
 from kvstrata.cache.manager import KVCache
 from kvstrata.config import LoadMode
 from kvstrata.engine.audit import Audit, AuditCounts
+from kvstrata.engine.election import LeaseCounts
 from kvstrata.engine.loads import LoadCounts, Loads
 from kvstrata.engine.offload import Offload
 from kvstrata.engine.scratch import Scratch
@@ -22,13 +23,16 @@ _PROBE_EXTRAS = Extras(salt="probe")
 
 @dataclass(frozen=True)
 class TieringStats:
-    """Everything below the pool at one moment. dirty: blocks that the queue had no room for yet."""
+    """Everything below the pool at one moment. dirty: blocks that the queue had no room for yet. leases: None
+    where no tier keeps any.
+    """
 
     tiers: tuple[TierStats, ...]
     loads: LoadCounts
     audit: AuditCounts
     dirty: int
     seconds_per_prefill_token: float | None
+    leases: LeaseCounts | None
 
 
 class Tiering:
@@ -42,11 +46,12 @@ class Tiering:
         mode: LoadMode,
         share: float,
         scratch: Scratch,
+        token_budget: int,
         clock: Callable[[], float],
     ) -> None:
         self.stack = stack
         self.offload = Offload(cache, stack)
-        self.loads = Loads(cache, stack, self.offload, mode=mode, clock=clock)
+        self.loads = Loads(cache, stack, self.offload, mode=mode, token_budget=token_budget, clock=clock)
         self.audit = Audit(cache, stack, scratch, share)
         if share > 0:
             self.loads.on_loaded = self.audit.loaded
@@ -68,29 +73,33 @@ class Tiering:
     def after_step(self, prefill_tokens: int, decode_tokens: int, seconds: float) -> None:
         """A step is over: what it published goes on its way."""
         self.loads.prefill.add(prefill_tokens, decode_tokens, seconds)
+        if self.loads.election is not None:
+            self.loads.election.pace.stepped(prefill_tokens, seconds)
         self.offload.flush()
 
     def tend(self) -> bool:
         """Do a piece of what can wait, for when nothing else is to be done; whether there is more of it."""
-        self.offload.settle(self.stack.collect())
+        self.loads.settle(self.stack.collect())
         self.loads.reclaim()
+        renewing = self.offload.renewing
         self.offload.flush()
         if self.audit.pending:
             self.audit.check_one()
-        return self.audit.pending
+        return self.audit.pending or 0 < self.offload.renewing < renewing
 
     @property
     def settling(self) -> bool:
         """Whether blocks are on their way to the tiers, wait for room there, or are a slow tier's to fill."""
-        return self.stack.storing or self.offload.dirty > 0 or self.loads.lost_blocks
+        waiting = self.offload.dirty > 0 or self.offload.renewing > 0
+        return self.stack.storing or waiting or self.loads.lost_blocks
 
     def drain(self, timeout: float) -> None:
         """Wait until what was published is in the tiers, dirty blocks too, at most so many seconds."""
         end = time.monotonic() + timeout
-        self.offload.settle(self.stack.drain(timeout))
-        while self.offload.dirty and time.monotonic() < end:
+        self.loads.settle(self.stack.drain(timeout))
+        while (self.offload.dirty or self.offload.renewing) and time.monotonic() < end:
             self.offload.flush()
-            self.offload.settle(self.stack.drain(max(0.0, end - time.monotonic())))
+            self.loads.settle(self.stack.drain(max(0.0, end - time.monotonic())))
 
     def stats(self) -> TieringStats:
         """Figures at this moment."""
@@ -100,6 +109,7 @@ class Tiering:
             audit=self.audit.counts,
             dirty=self.offload.dirty,
             seconds_per_prefill_token=self.loads.prefill.seconds_per_token,
+            leases=None if self.loads.election is None else self.loads.election.counts,
         )
 
     def close(self, timeout: float) -> None:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from kvstrata.server.families import by, counter, counters, gauge, gauges, histogram
 from kvstrata.server.front import RequestLine
 from kvstrata.server.service import Service
+from kvstrata.server.sharing_metrics import sharing_metrics
 from kvstrata.server.tier_metrics import Named, tier_metrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,6 +87,7 @@ class _EngineCollector(Collector):
         yield from self._evictions(tiers)
         if tiering is not None:
             yield from tier_metrics(tiering, tiers)
+        yield from sharing_metrics(self._service.engine)
         yield from self._server()
 
     def _requests(self) -> Iterator[Metric]:

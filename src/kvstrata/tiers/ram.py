@@ -22,6 +22,7 @@ from kvstrata.config import parse_bytes
 from kvstrata.errors import ConfigError
 from kvstrata.tiers.arena import SlotArena
 from kvstrata.tiers.ram_index import Entry, RamIndex
+from kvstrata.tiers.refresh import prolongs
 from kvstrata.tiers.tier import (
     Address,
     DropReason,
@@ -96,7 +97,7 @@ class RamTier:
         self._payload_bytes = context.payload_bytes
         chained = context.chained or (True,) * len(context.payload_bytes)
         self._index = RamIndex(self._arena, chained, policy, quota)
-        self._ttl = math.inf if ttl is None else ttl
+        self.ttl = math.inf if ttl is None else ttl
         self._clock = clock
         self._lock = threading.Lock()
         self._loads = Worker("kvstrata-ram-load")
@@ -266,7 +267,7 @@ class RamTier:
             np.copyto(self._arena.view(record.identity.address.group, slot), source)
         with self._lock:
             for record, slot in reversed(placed):  # policies need not weigh one whose child they know
-                deadline = min(record.meta.deadline, now + self._ttl)
+                deadline = self._deadline(record, now)
                 self._index.insert(
                     record.identity.address, Entry(slot, record.identity, record.meta, deadline), now
                 )
@@ -303,16 +304,25 @@ class RamTier:
         return outcomes, slots
 
     def _is_here(self, record: Record, now: float) -> bool:
-        """Whether the block is kept already: then it was used. Other content under its address goes."""
+        """Whether the block is kept already: then it was used, and lives longer where that is worth it.
+
+        Other content under its address goes.
+        """
         address = record.identity.address
         known = self._index.get(address, now)
         if known is None:
             return False
         if known.holds(record.identity):
             self._index.touch([address], now)
+            deadline = self._deadline(record, now)
+            if prolongs(known.meta.deadline, deadline, now):
+                self._index.prolong(address, deadline, now)
             return True
         self._index.remove(address, "quarantined")
         return False
+
+    def _deadline(self, record: Record, now: float) -> float:
+        return min(record.meta.deadline, now + self.ttl * (1 - record.meta.spread))
 
     def _dropped(self, reason: DropReason) -> Stored:
         self._counts.drops[reason] += 1

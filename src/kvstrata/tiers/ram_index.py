@@ -81,6 +81,13 @@ class RamIndex:
             policy.insert(address.key, entry.meta, now)
         self._salt_bytes[salt_of(entry.extras)] += self._arena.stride(address.group)
 
+    def prolong(self, address: Address, deadline: float, now: float) -> None:
+        """Serve a block that is here until `deadline`."""
+        entry = self._entries[address]
+        entry.meta = replace(entry.meta, deadline=deadline)
+        for policy in self._policies_of(address, entry):
+            policy.insert(address.key, entry.meta, now)
+
     def touch(self, addresses: Iterable[Address], now: float) -> None:
         """Note a use of those that are here."""
         for address in addresses:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvstrata.tiers.handle import TierHandle
+from kvstrata.tiers.lease_desk import LeaseDesk
 from kvstrata.tiers.meter import Speed
 from kvstrata.tiers.tier import Address, Identity, Loaded, StoreContext, Tier, TierUsage
 from kvstrata.tiers.worker import completed
@@ -133,7 +134,8 @@ class TierStack:
     """Ordered tiers behind one face.
 
     queue_bytes: of blocks on their way to the tiers. timeout: seconds after which a call of a tier is given
-    up. clock: seconds, monotonic; deadlines are by it.
+    up. clock: seconds, monotonic; deadlines are by it. leases: of the nearest tier that other processes share
+    and that keeps some, if any does. shortest_life: seconds that some tier serves a block at most.
     """
 
     def __init__(
@@ -154,6 +156,10 @@ class TierStack:
         self._closed = False
         self._usages = [TierUsage() for _ in tiers]
         self.names = tuple(tier.name for tier in tiers)
+        desks = (LeaseDesk.of(number, handle) for number, handle in enumerate(self._handles))
+        self.leases = next((desk for desk in desks if desk is not None), None)
+        lives: list[float] = [getattr(tier, "ttl", math.inf) for tier in tiers]
+        self.shortest_life = min(lives, default=math.inf)
 
     def __len__(self) -> int:
         return len(self._handles)

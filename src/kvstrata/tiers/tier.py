@@ -156,6 +156,8 @@ class Tier(Protocol):
     """A place for blocks. Every method may be called from any thread; after `close` all are misses.
 
     A failing device costs hits, not answers: `load` and `store` report outcomes and do not raise for it.
+    A tier may have two attributes besides: `ttl`, the most seconds for which it serves a block, and, where
+    processes share it, `leases`, a `LeaseStore` (None: switched off).
     """
 
     @property

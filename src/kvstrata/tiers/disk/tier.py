@@ -73,6 +73,11 @@ class DiskTier:
     def name(self) -> str:
         return "disk"
 
+    @property
+    def ttl(self) -> float:
+        """Seconds that a block is served at most."""
+        return self.options.ttl
+
     def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
         store = self._store
         if store.closed or store.reads.is_open:

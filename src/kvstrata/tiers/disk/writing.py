@@ -15,6 +15,7 @@ from kvstrata.tiers.disk.slots import SlotFile
 from kvstrata.tiers.disk.store import DiskStore
 from kvstrata.tiers.lifetime import Lifetime
 from kvstrata.tiers.record import encode_header, fits
+from kvstrata.tiers.refresh import prolongs
 from kvstrata.tiers.tier import DropReason, Record, Stored
 
 SYNCED_PIECE_BYTES = 64 << 20  # each is followed by a sync of its own
@@ -130,7 +131,7 @@ class Writer:
         plans: dict[int, _Plan] = {}
         for position, slot in zip(allowed, slots, strict=False):
             record = records[position]
-            deadline = min(record.meta.deadline, now + store.options.ttl)
+            deadline = self._deadline(record, now)
             salt = salt_of(record.identity.extras)
             plans[position] = _Plan(file, slot, store.next_serial, deadline, salt, record)
             store.next_serial += 1
@@ -157,8 +158,10 @@ class Writer:
         if entry is None:
             return None, True
         store.index.touch([entry], now)
-        left = min(record.meta.deadline, now + store.options.ttl) - now
-        return None, entry.meta.deadline - now < left / 2  # a life worth prolonging
+        return None, prolongs(entry.meta.deadline, self._deadline(record, now), now)
+
+    def _deadline(self, record: Record, now: float) -> float:
+        return min(record.meta.deadline, now + self._store.options.ttl * (1 - record.meta.spread))
 
     def _within_quota(
         self,

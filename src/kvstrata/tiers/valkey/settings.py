@@ -34,6 +34,7 @@ OPTIONS = (
     "cert",
     "key",
     "hmac",
+    "lease",
 )
 _MOST_CONNECTIONS = 64
 _NAME = re.compile(
@@ -102,6 +103,7 @@ class ValkeySettings:
     a load or store may wait for a byte to move. connections: to each server for bytes, and as many for small
     calls. grace: seconds for which a new membership asks the old owners, and one that was away those who
     stood in for it. members: a file with a server a line that takes the URL's place. signing_key: for HMAC.
+    lease: whether processes agree on who computes what.
     """
 
     servers: tuple[Server, ...]
@@ -113,6 +115,7 @@ class ValkeySettings:
     stall: float = 0.5
     connections: int = 4
     grace: float = 600.0
+    lease: bool = True
     members: Path | None = None
     credentials: Credentials = Credentials()
     tls: Tls | None = None
@@ -158,6 +161,7 @@ class ValkeySettings:
             credentials=Credentials(options.get("user"), _secret(options.get("password"))),
             tls=_tls(options),
             signing_key=signing_key(options["hmac"]) if "hmac" in options else None,
+            lease=_switch("lease", options.get("lease", "on")),
         )
 
     def check_members(self, servers: tuple[Server, ...]) -> None:
@@ -225,6 +229,12 @@ def _count(name: str, text: str, most: int) -> int:
     if not re.fullmatch(r"\d{1,4}", text, re.ASCII) or not 1 <= int(text) <= most:
         raise ConfigError(f"{name} is {text!r}; give a whole number from 1 to {most}")
     return int(text)
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in ("on", "off"):
+        raise ConfigError(f"{name} is {text!r}; give on or off")
+    return text == "on"
 
 
 def _wait(name: str, text: str) -> float:

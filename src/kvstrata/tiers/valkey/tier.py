@@ -24,6 +24,7 @@ from kvstrata.tiers.url import TierUrl
 from kvstrata.tiers.valkey.copying import Copying
 from kvstrata.tiers.valkey.errors import ServerError
 from kvstrata.tiers.valkey.figures import Survey, server_usages
+from kvstrata.tiers.valkey.leases import ValkeyLeases
 from kvstrata.tiers.valkey.moves import Moves, own_segment
 from kvstrata.tiers.valkey.names import Names
 from kvstrata.tiers.valkey.opening import check_servers
@@ -90,6 +91,16 @@ class ValkeyTier:
     @property
     def name(self) -> str:
         return "valkey"
+
+    @property
+    def leases(self) -> ValkeyLeases | None:
+        """Where it is agreed who computes what; None where that is switched off."""
+        return ValkeyLeases(self.servers, self.names) if self.settings.lease else None
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that a block is served at most."""
+        return self.settings.ttl
 
     def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
         if self._closed or not addresses:

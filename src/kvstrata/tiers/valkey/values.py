@@ -20,14 +20,16 @@ from kvstrata.tiers.record import (
     fits,
     header_bytes,
 )
+from kvstrata.tiers.refresh import prolongs
 from kvstrata.tiers.tier import DropReason, Identity, Loaded, MissReason, Record, StoreContext
 from kvstrata.tiers.valkey.connection import Connection
 from kvstrata.tiers.valkey.errors import ReplyError
 from kvstrata.tiers.valkey.node import Node
-from kvstrata.tiers.valkey.resp import Argument, Command
+from kvstrata.tiers.valkey.resp import Argument, Command, Reply
 from kvstrata.tiers.valkey.settings import ValkeySettings
 
 LEAST_RATE = 20e6  # bytes a second: what is slower is not waited for
+_NOT_THERE, _FOR_EVER = -2, -1  # replies to PTTL
 _SENT_AT_ONCE = 1 << 20  # bytes
 _ASKED_AT_ONCE = 256  # values whose names are sent before the first is read
 
@@ -103,11 +105,11 @@ class Values:
         due = self.due(sum(len(each.record.payload) for each in outgoing))
         with node.transfer(due) as connection:
             connection.begin(due, self._settings.stall)
-            connection.send([("EXISTS", each.name) for each in outgoing])
+            connection.send([("PTTL", each.name) for each in outgoing])
             there = [connection.reply() for _ in outgoing]
             fresh = []
             for each, answer in zip(outgoing, there, strict=True):
-                if answer == 1:
+                if self._lasts(answer, each.record):
                     done(each.number, None)
                 elif fits(each.record.identity, self._header_bytes):
                     fresh.append(each)
@@ -151,10 +153,21 @@ class Values:
         """When moving so many bytes is given up, by the monotonic clock."""
         return time.monotonic() + self._settings.stall + nbytes / LEAST_RATE
 
+    def _deadline(self, record: Record) -> float:
+        life = self._settings.ttl * (1 - record.meta.spread)
+        return min(record.meta.deadline, self._clocks.monotonic() + life)
+
+    def _lasts(self, answer: Reply, record: Record) -> bool:
+        """Whether a value is there, by what PTTL says, and storing it anew would not prolong its life."""
+        if not isinstance(answer, int) or answer == _NOT_THERE:
+            return False
+        now = self._clocks.monotonic()
+        ends = math.inf if answer == _FOR_EVER else now + answer / 1e3
+        return not prolongs(ends, self._deadline(record), now)
+
     def _set(self, each: Outgoing) -> Command | None:
         record = each.record
-        deadline = min(record.meta.deadline, self._clocks.monotonic() + self._settings.ttl)
-        lifetime = Lifetime.until(deadline, self._clocks)
+        lifetime = Lifetime.until(self._deadline(record), self._clocks)
         header = encode_header(
             self._context.fingerprint,
             record.identity,
