@@ -15,7 +15,7 @@ from kvstrata.tiers.valkey.errors import (
 )
 from kvstrata.tiers.valkey.resp import Command, Reply, ReplyReader, encode
 from kvstrata.tiers.valkey.settings import Credentials, Server
-from kvstrata.tiers.valkey.stream import TICK, connect
+from kvstrata.tiers.valkey.stream import connect
 
 _REFUSALS = frozenset(("WRONGPASS", "NOAUTH", "NOPERM", "DENIED"))
 
@@ -115,12 +115,18 @@ class Connection:
         now = time.monotonic()
         if moved and self._stall:
             self._limit = min(self._deadline, now + self._stall)
-        if now >= self._limit - (0.0 if moved else TICK):  # another tick would end after it
+        if now >= self._limit:
             raise ServerTimeoutError("no answer in time", self._name)
 
     def _receive(self, memory: memoryview, whole: bool) -> int:
         """See `ReplyReader`."""
         count = 0
+        if not whole and not self._stall:  # to the point, where a tick might end after the deadline
+            try:
+                self._stream.is_readable(self._limit - time.monotonic())
+            except OSError as error:
+                raise ServerDownError(_reason(error), self._name) from None
+            self._note(0)
         while True:
             try:
                 got = self._stream.receive(memory[count:], whole)

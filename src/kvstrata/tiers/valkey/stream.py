@@ -25,8 +25,8 @@ class Stream(Protocol):
         stream, None after a tick in which none did.
         """
 
-    def is_readable(self) -> bool:
-        """Whether something came, or the other side hung up."""
+    def is_readable(self, seconds: float = 0.0) -> bool:
+        """Whether something came, or the other side hung up, or does within so many seconds."""
 
     def close(self) -> None:
         """Let go."""
@@ -56,8 +56,8 @@ class PlainStream:
         except BlockingIOError:
             return None
 
-    def is_readable(self) -> bool:
-        return _is_readable(self._socket)
+    def is_readable(self, seconds: float = 0.0) -> bool:
+        return _is_readable(self._socket, seconds)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -83,18 +83,20 @@ class TlsStream:
         except (TimeoutError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
 
-    def is_readable(self) -> bool:
-        return _is_readable(self._socket)
+    def is_readable(self, seconds: float = 0.0) -> bool:
+        return _is_readable(self._socket, seconds)
 
     def close(self) -> None:
         with suppress(OSError):
             self._socket.close()
 
 
-def _is_readable(connected: socket.socket) -> bool:
+def _is_readable(connected: socket.socket, seconds: float) -> bool:
+    if isinstance(connected, ssl.SSLSocket) and connected.pending():
+        return True
     poll = select.poll()
     poll.register(connected, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(max(0.0, seconds) * 1e3))
 
 
 def connect(host: str, port: int, tls: ssl.SSLContext | None, timeout: float) -> Stream:
