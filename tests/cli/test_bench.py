@@ -207,6 +207,25 @@ def test_tiers_has_the_promised_ratios_and_answers_that_agree(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("smollm2_path")
+def test_smaller_formats_hold_as_many_more_requests_as_their_blocks_are_smaller() -> None:
+    result = figures("capacity", "--length", "200", "--answer", "150", "--kv-memory", "128MiB")
+    runs = {name: result[name] for name in ("bf16", "fp8_e4m3", "int8", "int4")}
+    blocks = -(-200 // 16)
+    for run in runs.values():
+        stride = -(-run["bytes_per_token"] * 16 // 4096) * 4096
+        assert run["pool_tokens"] == (128 << 20) // stride * 16
+        by_blocks = run["pool_tokens"] // 16 // blocks
+        assert by_blocks <= run["requests"] <= 1.05 * by_blocks  # the last begin before the first are long
+        assert run["times_the_first"] == run["requests"] / runs["bf16"]["requests"]
+    assert runs["int8"]["times_the_first"] >= 1.85
+    assert runs["int4"]["times_the_first"] >= 3
+    sizes = ("--length", "40", "--answer", "9", "--kv-memory", "8MiB")
+    few = figures("capacity", "--kv-dtype", "fp32,int8", *sizes)
+    assert few["fp32"]["requests"] < few["int8"]["requests"]
+    assert "bf16" not in few
+
+
 def test_ring_has_what_moves_and_how_even_it_is() -> None:
     result = figures("ring", "--keys", "20000")
     assert 0.21 <= result["moved_share"] <= 0.29
@@ -225,22 +244,3 @@ def test_a_valkey_tier_has_its_shares_of_loopback(valkeys: list[ValkeyServer]) -
     assert result["identical"] is True
     assert all(result[f"valkey_{kind}_vs_loopback"] > 0 for kind in ("store", "load"))
     assert sum(keys(server) for server in valkeys) == 0, "it leaves nothing behind"
-
-
-@pytest.mark.usefixtures("smollm2_path")
-def test_smaller_formats_hold_as_many_more_requests_as_their_blocks_are_smaller() -> None:
-    result = figures("capacity", "--length", "200", "--answer", "150", "--kv-memory", "128MiB")
-    runs = {name: result[name] for name in ("bf16", "fp8_e4m3", "int8", "int4")}
-    blocks = -(-200 // 16)
-    for run in runs.values():
-        stride = -(-run["bytes_per_token"] * 16 // 4096) * 4096
-        assert run["pool_tokens"] == (128 << 20) // stride * 16
-        by_blocks = run["pool_tokens"] // 16 // blocks
-        assert by_blocks <= run["requests"] <= 1.05 * by_blocks  # the last begin before the first are long
-        assert run["times_the_first"] == run["requests"] / runs["bf16"]["requests"]
-    assert runs["int8"]["times_the_first"] >= 1.85
-    assert runs["int4"]["times_the_first"] >= 3
-    sizes = ("--length", "40", "--answer", "9", "--kv-memory", "8MiB")
-    few = figures("capacity", "--kv-dtype", "fp32,int8", *sizes)
-    assert few["fp32"]["requests"] < few["int8"]["requests"]
-    assert "bf16" not in few

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from kvstrata.cache.retention import FULL, Retention
 
 KEY_BYTES = 32
+_RETENTION = b"retention"
 SEGMENT_BLOCKS = 16  # blocks of a chain that are placed, leased and looked up together
 SEGMENT_BYTES = 8  # of a segment's name
-_RETENTION = b"retention"
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 

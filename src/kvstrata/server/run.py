@@ -149,9 +149,9 @@ async def _serve(
     draining: list[asyncio.Task[None]] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, number, service, server, draining)
+    _spare_the_collector()
     rereading: set[asyncio.Future[None]] = set()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _on_hangup, service, rereading)
-    _spare_the_collector()
     service.serving.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not (server.started or serving.done()):

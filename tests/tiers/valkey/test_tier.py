@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from stored import CONTEXT, HIT, Time, blocks, drops, misses, payload_of, with_deadline
+from stored import CONTEXT, HIT, PAYLOAD, Time, blocks, drops, misses, payload_of, with_deadline
 from valkey_servers import ValkeyServer, found, keys, until, url_of, valkey_servers
 
 from kvstrata.tiers.open import open_tier
@@ -217,3 +217,14 @@ def test_three_servers_hold_nearly_three_times_what_one_holds():
             held.append(sum(keys(server) for server in some))
             tier.close()
     assert held[1] >= 2.8 * held[0]
+
+
+def test_a_server_tells_how_quick_it_is_and_one_that_is_gone_nothing(
+    opened: Open, valkeys: list[ValkeyServer]
+):
+    tier = opened()
+    assert [nbytes for nbytes, seconds in tier.probe() if seconds > 0] == [1, PAYLOAD]
+    assert tier.usage().loads == 0
+    for server in valkeys:
+        server.kill()
+    assert tier.probe() == []

@@ -52,6 +52,7 @@ class ValkeyTier:
         self.settings = settings
         self.names = Names(settings.prefix, context.fingerprint)
         self.servers = Servers(settings, self._back)
+        self._block_bytes = max(context.payload_bytes)
         self._values = Values(context, settings, clocks or Clocks())
         count = 2 * settings.connections
         self._loaders = ThreadPoolExecutor(count, "kvstrata-valkey-load")
@@ -154,8 +155,19 @@ class ValkeyTier:
                 pass  # noted by the node: what it still has is verified when it is loaded
 
     def probe(self) -> list[tuple[int, float]]:
-        """Nothing: a new process knows of no value there. The first load tells."""
-        return []
+        """A word, and half the time that a block's bytes take there and back, of one server."""
+        found: list[tuple[int, float]] = []
+        node = next((node for node in self.servers.nodes if node.is_up), None)
+        if node is None or self._closed:
+            return found
+        try:
+            for nbytes, ways in ((1, 1), (self._block_bytes, 2)):
+                begin = time.perf_counter()
+                node.execute([("ECHO", bytes(nbytes))], _MAINTENANCE_SECONDS)
+                found.append((nbytes, (time.perf_counter() - begin) / ways))
+        except ServerError:
+            pass  # noted by the node
+        return found
 
     def usage(self) -> TierUsage:
         with self._lock:
