@@ -107,7 +107,7 @@ def test_a_claim_gets_lost_on_its_way() -> None:
     cluster = started()
     cluster.leases.failing = True
     for n in range(3):
-        cluster.clock.now += 0.1
+        cluster.clock.now += 0.4
         cluster.step(n)
     cluster.leases.failing = False
     cluster.run()

@@ -34,7 +34,6 @@ from kvstrata.models.tokenizer import Tokenizer
 from kvstrata.tiers.refresh import EarlyRefresh, uniform
 from kvstrata.tiers.stack import TierStack
 
-_TIER_WAIT = 0.01  # seconds that a step waits for tiers where there is nothing else to do
 _STARVED = 30.0  # seconds
 _CLOSE_SECONDS = 30.0
 _PIN_SECONDS = 5.0
@@ -271,7 +270,7 @@ class Engine:
         if works or self.tiering is None or not self.tiering.loads.pending:
             self._starving_since = None
             return works
-        self.tiering.stack.wait(_TIER_WAIT)
+        self.tiering.stack.wait(self.tiering.loads.wait_seconds)
         works = self.scheduler.schedule()
         if not works and self.tiering.loads.lost_blocks and self.scheduler.waiting:
             self._starve()

@@ -95,10 +95,14 @@ class Following:
                 return "go"
             self._meetings[sequence] = self._meet(sequence, plan.available, end)
             return "again"
+        advanced = plan.available > meeting.seen
         meeting.seen = max(meeting.seen, plan.available)
         if meeting.claim is not None and (verdict := self._claimed(sequence, meeting, plan, end)) is not None:
             return verdict
         now = self._clock()
+        if advanced and end - meeting.seen > self._pace.step_blocks:
+            # The leader's next step takes its time; but what comes of the last one is wanted at once.
+            meeting.next_look = now + self._pace.step_seconds / 2
         behind = now - meeting.since - (meeting.seen - meeting.base) * self._pace.block_seconds
         if behind > meeting.patience:
             self._counts.timeouts += 1

@@ -29,6 +29,11 @@ class LeasePace:
             self._slowest_step = max(seconds, _KEEP * self._slowest_step)
 
     @property
+    def step_blocks(self) -> int:
+        """Blocks that a step computes at most."""
+        return self._token_budget // self._block_size
+
+    @property
     def block_seconds(self) -> float:
         """To compute a block."""
         return (self._prefill.seconds_per_token or 0.0) * self._block_size
@@ -36,7 +41,7 @@ class LeasePace:
     @property
     def lease_seconds(self) -> float:
         """That a lease lasts: longer than a step, since leases are renewed between steps."""
-        return min(max(2 * self._step_seconds, _LEAST_SECONDS), _MOST_SECONDS)
+        return min(max(2 * self.step_seconds, _LEAST_SECONDS), _MOST_SECONDS)
 
     @property
     def renew_seconds(self) -> float:
@@ -46,7 +51,7 @@ class LeasePace:
     @property
     def interval(self) -> float:
         """Between two looks of a follower."""
-        return min(max(self._step_seconds / 20, _LEAST_INTERVAL, self._desk.round_trip), _MOST_INTERVAL)
+        return min(max(self.step_seconds / 20, _LEAST_INTERVAL, self._desk.round_trip), _MOST_INTERVAL)
 
     def patience(self, blocks: int) -> float:
         """What who lacks so many blocks may lose by waiting for them, against computing them at once.
@@ -61,5 +66,6 @@ class LeasePace:
         return alone > _ROUND_TRIPS * self._desk.round_trip and load_seconds < self.block_seconds
 
     @property
-    def _step_seconds(self) -> float:
+    def step_seconds(self) -> float:
+        """Of a whole step."""
         return max(self._slowest_step, self._token_budget * (self._prefill.seconds_per_token or 0.0))

@@ -27,6 +27,7 @@ from kvstrata.tiers.tier import Address, Identity
 from kvstrata.tiers.write_behind import Settled
 
 _LOOKUP_WAIT = 0.002  # seconds that admission waits for tiers that answer at once, as those in memory do
+_WAIT, _WAIT_FOR_OTHERS = 0.01, 0.03  # seconds of a step without work
 _LOOKUP_AGE = 1.0  # seconds after which an answer is asked for anew
 _MOST_ASKED = 16  # questions that wait for an answer at a time
 _TRY_ANYWAY = 32  # so many times what was slow is left out before it is tried again
@@ -95,6 +96,11 @@ class Loads:
         return bool(self._asked or self._loading or self._abandoned or following)
 
     @property
+    def wait_seconds(self) -> float:
+        """How long a step without work waits: longer where only other processes may bring some."""
+        return _WAIT if self._asked or self._loading or self._abandoned else _WAIT_FOR_OTHERS
+
+    @property
     def lost_blocks(self) -> bool:
         """Whether tiers that do not answer hold memory of the pool, and nothing else is under way."""
         return bool(self._abandoned) and not self._loading
@@ -108,8 +114,6 @@ class Loads:
             if self.election is not None:
                 self.election.part(sequence, first, whole=first >= end)
             return LoadPlan(first, first, first)
-        if self.election is not None and self.election.rests(sequence):
-            return None
         while (asked := self._ask(sequence, first, end)) is not None:
             chosen = self._plan(self._present(sequence, first, asked))
             if self.election is None:
@@ -144,6 +148,10 @@ class Loads:
         if verdict == "wait":
             return None
         return replace(chosen, follows=True) if verdict == "load" else chosen
+
+    def rests(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for another process, and it is not yet time to look again."""
+        return self.election is not None and self.election.rests(sequence)
 
     def meets(self, sequence: Sequence) -> bool:
         """Whether a sequence waits for a lease, or for who has it."""

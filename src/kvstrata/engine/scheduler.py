@@ -257,7 +257,9 @@ class Scheduler:
         for sequence in self.waiting.in_order():
             if step.left <= 0 or places <= 0:
                 return
-            if sequence.waits_for in self._leaders:
+            if sequence.waits_for in self._leaders or (
+                self._loads is not None and self._loads.rests(sequence)
+            ):
                 continue  # others need not wait with it
             hit = self._hit(sequence)
             sequence.waits_for = self._led_by_another(sequence, hit)
