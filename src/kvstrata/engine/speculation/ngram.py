@@ -28,8 +28,8 @@ _LONGEST = 32  # tokens of a match that are counted
 # By how many tokens match at least: what to think of the next one before anything is known.
 _LENGTHS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _EXPECTED = (0.2, 0.3, 0.4, 0.45, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85)
-_OWN_WEIGHT = 6.0  # outcomes of others that count beside a sequence's own
-_OWN_KEEP, _ALL_KEEP = 0.9, 0.995
+_OWN_WEIGHT = 1.5  # wrong tokens that a sequence is taken to have had, as often as others have them
+_OWN_KEEP, _ALL_KEEP = 0.95, 0.995
 
 
 class NgramIndex:
@@ -82,13 +82,28 @@ class NgramIndex:
 
 @dataclass
 class _State:
-    """A sequence's index, and what it was last thought to go on with. at: tokens that were known then."""
+    """A sequence's index, and what it was last thought to go on with. at: tokens that were known then.
+
+    wrong, expected_wrong: tokens that did not come as expected, and how many of them others would have had,
+    the latest most: one number tells whether it copies, whatever the length of its matches.
+    """
 
     index: NgramIndex
     at: int = 0
     length: int = 0
     expected: array[int] = field(default_factory=lambda: array("I"))
-    rates: dict[int, Rate] = field(default_factory=dict)
+    wrong: float = 0.0
+    expected_wrong: float = 0.0
+
+    def add(self, right: bool, chance: float) -> None:
+        """A token came that was expected with a chance, as others have it."""
+        self.wrong = self.wrong * _OWN_KEEP + (not right)
+        self.expected_wrong = self.expected_wrong * _OWN_KEEP + 1.0 - chance
+
+    @property
+    def doubt(self) -> float:
+        """How many times as often as others it is not as expected."""
+        return (self.wrong + _OWN_WEIGHT) / (self.expected_wrong + _OWN_WEIGHT)
 
 
 class NgramDrafter:
@@ -136,25 +151,20 @@ class NgramDrafter:
     def _judge(self, state: _State, tokens: array[int]) -> None:
         """Compare what was expected with what came."""
         for number, (expected, came) in enumerate(zip(state.expected, tokens[state.at :], strict=False)):
-            bucket = _bucket(state.length + number)
-            own = state.rates.get(bucket)
-            if own is None:
-                own = state.rates[bucket] = Rate(0.0, _OWN_WEIGHT, _OWN_KEEP)
-            own.add(expected == came)
-            self._rates[bucket].add(expected == came)
+            rate = self._rates[_bucket(state.length + number)]
+            state.add(expected == came, rate.value)
+            rate.add(expected == came)
             if expected != came:
                 return
 
     def _chances(self, state: _State) -> list[float]:
         chances: list[float] = []
-        bucket, until, chance = -1, 0, 0.0
+        until, chance, doubt = 0, 0.0, state.doubt
         for length in range(state.length, state.length + len(state.expected)):
             if length >= until:
                 bucket = _bucket(length)
                 until = _LENGTHS[bucket + 1] if bucket + 1 < len(_LENGTHS) else length + len(state.expected)
-                general = self._rates[bucket].value
-                own = state.rates.get(bucket)
-                chance = general if own is None else own.given(general)
+                chance = max(0.0, 1.0 - (1.0 - self._rates[bucket].value) * doubt)
             chances.append(chance)
         return chances
 
