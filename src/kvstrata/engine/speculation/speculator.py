@@ -14,11 +14,12 @@ from kvstrata.engine.speculation.plan import least_chance, plan
 MOST_ROWS = 128  # proposed in one step: [rows, vocab] logits are big
 # Below this an expected gain is within the error of its estimate. Beside others more is asked: the likeliest
 # of many chances are overestimated, and those who gain nothing pay for it too.
-_GAIN, _GAIN_OF_MANY = 1.04, 1.12
+_GAIN, _GAIN_OF_MANY = 1.04, 1.25
 _LEAST_PATIENCE = 64  # decode steps without a proposal before the next try
 _MOST_PATIENCE = 1024
 _FEW = 8  # sequences
 _CERTAIN = 0.9
+_PAUSE = 7  # steps of many sequences in which nothing is looked for, after one in which nothing paid
 _TRY = 2  # tokens of a try
 
 
@@ -35,12 +36,13 @@ class Speculator:
         self._most = most
         self._adaptive = adaptive
         self._idle = 0
+        self._pause = 0
         self._patience = _LEAST_PATIENCE
 
     def allot(self, works: list[Work], budget: int) -> list[int]:
         """Tokens to propose for each of a step's decodes, at most `budget` together."""
         budget = min(budget, MOST_ROWS)
-        if self._adaptive and self._full(works, budget):
+        if self._adaptive and self._pauses(works, budget):
             return [0] * len(works)
         outlooks = [self._outlook(work) for work in works]
         if not any(outlooks):
@@ -52,16 +54,20 @@ class Speculator:
                 budget -= rooms[-1]
             return rooms
         rooms = self._plan(works, outlooks, budget)
+        self._pause = 0 if any(rooms) else _PAUSE
         if any(rooms):
             self._idle, self._patience = 0, _LEAST_PATIENCE
         elif self.drafter.costs is not None:
             self._try_again(works, outlooks, budget, rooms)
         return rooms
 
-    def _full(self, works: list[Work], budget: int) -> bool:
-        """Whether so many sequences run that hardly any proposal could pay: then none is looked for."""
+    def _pauses(self, works: list[Work], budget: int) -> bool:
+        """Whether so many sequences run that proposals hardly pay, and looking for them costs."""
         if len(works) < _FEW:
             return False
+        if self._pause:
+            self._pause -= 1
+            return True
         return least_chance([work.sequence.num_tokens for work in works], self._costs, budget) > _CERTAIN
 
     def _outlook(self, work: Work) -> list[float]:
