@@ -20,8 +20,10 @@
 
 #if defined(__GNUC__)
 #define KVSTRATA_INLINE inline __attribute__((always_inline))
+#define KVSTRATA_NOINLINE __attribute__((noinline))
 #else
 #define KVSTRATA_INLINE inline
+#define KVSTRATA_NOINLINE
 #endif
 
 #ifndef KVSTRATA_ISA

@@ -113,7 +113,8 @@ inline void attend_tile(const AttentionArgs& args, const AttentionItem& item, co
     float m[kStrip] = {};
     float l[kStrip] = {};
     if (here.sinks > 0) {
-      attend_sink_tile<Format, D>(args, item, here, head, first, count, direct, (state + first) * dim, scratch, m, l);
+      // In the form for any head_dim: one tile of many, which must not crowd the others out of the compiler's budget.
+      attend_sink_tile<Format, 0>(args, item, here, head, first, count, direct, (state + first) * dim, scratch, m, l);
     } else if (visible.any()) {
       const float* query = scratch.query + (state + first) * dim;
       if (direct) {

@@ -78,7 +78,7 @@ inline void weigh_both(const Source& source, const Visible& sinks, const Visible
 // The weighted values of the strip [first_row, first_row + rows) of a tile that holds sinks, and each row's m and l.
 // state: where the strip's queries begin in scratch.
 template <class Format, int D>
-inline void attend_sink_tile(const AttentionArgs& args, const AttentionItem& item, const TilePlaces& here, int head,
+KVSTRATA_NOINLINE void attend_sink_tile(const AttentionArgs& args, const AttentionItem& item, const TilePlaces& here, int head,
                              int first_row, int rows, bool direct, int state, const Scratch& scratch, float* m,
                              float* l) {
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
