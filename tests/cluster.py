@@ -70,22 +70,23 @@ class Cluster:
 
     def lead(self, engine: int) -> None:
         """Step one engine until it has computed something."""
-        self._until(lambda: self.step(engine) > 0)
+        self.until(lambda: self.step(engine) > 0)
 
     def follow(self, engine: int) -> None:
         """Step one engine until it has seen that another leads."""
-        self._until(lambda: self.step(engine) >= 0 and self.counts(engine).waits > 0)
+        self.until(lambda: self.step(engine) >= 0 and self.counts(engine).waits > 0)
 
-    def _until(self, done: Callable[[], bool]) -> None:
+    def until(self, done: Callable[[], bool]) -> None:
+        """Try until something is so."""
         for _ in range(1000):
             if done():
                 return
         raise AssertionError("it never came to that")
 
-    def step(self, engine: int) -> int:
-        """Step one engine, while others wait; tokens that it computed."""
+    def step(self, engine: int, seconds: float = 0.0) -> int:
+        """Step one engine, while others wait, and let some time pass besides; tokens that it computed."""
         computed = self._step(engine)
-        self.clock.now += computed * TOKEN_SECONDS
+        self.clock.now += computed * TOKEN_SECONDS + seconds
         return computed
 
     def _step(self, engine: int) -> int:

@@ -359,7 +359,8 @@ class Scheduler:
         for sequence in self._loads.collect():
             self.loading.remove(sequence)
             if sequence.cache is None:
-                self._stop_leading(sequence, sequence.chain.keys)
+                if not self._loads.meets(sequence):  # others here wait for one that follows on
+                    self._stop_leading(sequence, sequence.chain.keys)
                 sequence.status = Status.WAITING
                 self.waiting.push(sequence)
             else:
