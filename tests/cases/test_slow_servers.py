@@ -10,6 +10,7 @@ from bad_network import BadNetwork
 from stored import CONTEXT, blocks
 from valkey_servers import ValkeyServer, found, until
 
+from kvstrata.cache.retention import FULL
 from kvstrata.engine.cost import Costs, Present, plan
 from kvstrata.tiers.open import open_tier
 from kvstrata.tiers.stack import NOWHERE, TierStack
@@ -40,7 +41,7 @@ def load(stack: TierStack, records: list[Record]) -> None:
 
 def loaded_of(stack: TierStack) -> int:
     """How many of 32 blocks that are there would be loaded."""
-    present = Present(0, ((0,) * len(RECORDS),), (None,), 16, CONTEXT.payload_bytes)
+    present = Present(0, ((0,) * len(RECORDS),), (FULL,), 16, CONTEXT.payload_bytes)
     return plan(present, Costs(SECONDS_PER_TOKEN, stack.speeds()), "auto").end
 
 
