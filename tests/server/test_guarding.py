@@ -120,7 +120,7 @@ def test_a_body_over_the_limit_is_413_by_its_length_and_by_its_bytes():
 
 def test_a_body_of_more_values_than_prompts_can_need_is_413_before_it_is_parsed():
     with toy_server(settings={"max_n": 2}) as server:
-        room = (1 << 16) + 2 * server.service.max_prompt_tokens
+        room = (1 << 16) + 2 * server.service.usual_prompt_tokens
         # As many marks as values, the fields' names included: {"prompt": [[], ... has 2 each and 3 more.
         fits, not_any_more = (room - 2) // 2, (room - 2) // 2 + 1
         assert server.post(prompt=[[]] * fits).json()["error"]["code"] == "invalid_value"
