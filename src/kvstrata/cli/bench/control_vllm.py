@@ -77,7 +77,7 @@ def serve(manager: Any, make_request: Any, prompt: list[int], number: int) -> di
     marks = [time.perf_counter()]
     request = make_request(prompt, number)
     marks.append(time.perf_counter())
-    blocks, hit = manager.get_computed_blocks(request)
+    blocks, hit, *_ = manager.get_computed_blocks(request)  # newer releases tell more
     marks.append(time.perf_counter())
     if manager.allocate_slots(request, len(prompt) - hit, hit, blocks) is None:
         raise RuntimeError("the pool is too small for the prompt")
