@@ -11,6 +11,7 @@ from kvstrata.cache.group import CacheGroup
 from kvstrata.cache.index import NO_BLOCK, Node
 from kvstrata.cache.keys import KeyChain
 from kvstrata.cache.policy import Meta
+from kvstrata.errors import ConfigError
 
 
 class Lifetimes:
@@ -56,3 +57,14 @@ class Lifetimes:
             for group in self._groups
             if node.blocks[group.number] != NO_BLOCK
         )
+
+
+def shortened(ttl: float | None, spread: float) -> float | None:
+    """A time to live in seconds without its share `spread`; None, for ever, stays so."""
+    return None if ttl is None else ttl * (1 - spread)
+
+
+def check_ttl(ttl: float | None) -> None:
+    """Raise ConfigError where this is no time to live."""
+    if ttl is not None and not ttl > 0:
+        raise ConfigError(f"ttl is {ttl}: give seconds greater than 0, or None for ever")

@@ -25,7 +25,7 @@ from kvstrata.cache.index import NO_BLOCK
 from kvstrata.cache.integrity import verify
 from kvstrata.cache.keys import KEY_BYTES, Extras, KeyChain, TokenIds
 from kvstrata.cache.layout import BlockLayout, check_layouts
-from kvstrata.cache.lifetimes import Lifetimes
+from kvstrata.cache.lifetimes import Lifetimes, check_ttl, shortened
 from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
 from kvstrata.cache.retention import FULL, Retention
@@ -65,7 +65,7 @@ class KVCache:
         on_publish: OnPublish | None = None,
     ) -> None:
         check_layouts(layouts, num_blocks)
-        _check_ttl(ttl)
+        check_ttl(ttl)
         if max_chunk < 1:
             raise ConfigError(f"max_chunk is {max_chunk}: a step computes at least 1 token")
         if not 1 <= digest_bytes <= KEY_BYTES:
@@ -133,7 +133,7 @@ class KVCache:
         there any more. Raises ValueError if `hit_tokens` is not a multiple of block_size or the chain is not
         of this cache, ConfigError if `ttl` is not positive.
         """
-        _check_ttl(ttl)
+        check_ttl(ttl)
         if (chain.root, chain.block_size) != (self.fingerprint, self.block_size):
             raise ValueError("the chain is of another model or block size: make it by this cache's chain()")
         self._check_whole("hit_tokens", hit_tokens)
@@ -162,7 +162,7 @@ class KVCache:
             reserve_tokens=reserve_tokens,
             reserved=promises,
             priority=priority,
-            ttl=_shortened(self._ttl if ttl is None else ttl, spread),
+            ttl=shortened(self._ttl if ttl is None else ttl, spread),
             spread=spread,
             tip=nodes[-1] if nodes else self._contents.index.root,
             num_published=len(nodes),
@@ -399,12 +399,3 @@ class KVCache:
     def _check_open(self, seq: CacheSequence) -> None:
         if self._sequences.get(id(seq)) is not seq:
             raise ValueError("the sequence was released, or belongs to another cache: open one here")
-
-
-def _shortened(ttl: float | None, spread: float) -> float | None:
-    return None if ttl is None else ttl * (1 - spread)
-
-
-def _check_ttl(ttl: float | None) -> None:
-    if ttl is not None and not ttl > 0:
-        raise ConfigError(f"ttl is {ttl}: give seconds greater than 0, or None for ever")

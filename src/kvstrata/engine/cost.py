@@ -69,15 +69,12 @@ class Costs:
 class LoadPlan:
     """Blocks `first` to `end` are to be loaded; up to `available` they could be.
 
-    seconds: what that is expected to take, and computing the same tokens; None where that is not known.
     follows: another process computes what comes after `available`: it is waited for again after the load.
     """
 
     first: int
     end: int
     available: int
-    load_seconds: float = 0.0
-    compute_seconds: float | None = None
     follows: bool = False
 
     @property
@@ -99,17 +96,13 @@ def plan(present: Present, costs: Costs, mode: LoadMode) -> LoadPlan:
     for end in sorted(
         {present.first, *(present.reach(n + 1) for n in range(len(costs.speeds)))}, reverse=True
     ):
-        seconds = _load_seconds(present, costs, end)
-        if best is None or seconds + _compute_seconds(present, costs, available - end) < best[0]:
-            best = (seconds + _compute_seconds(present, costs, available - end), end)
+        seconds = _load_seconds(present, costs, end) + _compute_seconds(present, costs, available - end)
+        if best is None or seconds < best[0]:
+            best = (seconds, end)
         if mode == "always" or costs.seconds_per_token is None:
             break
     assert best is not None
-    end = best[1]
-    compute = (
-        None if costs.seconds_per_token is None else _compute_seconds(present, costs, end - present.first)
-    )
-    return LoadPlan(present.first, end, available, _load_seconds(present, costs, end), compute)
+    return LoadPlan(present.first, best[1], available)
 
 
 def _compute_seconds(present: Present, costs: Costs, blocks: int) -> float:

@@ -39,15 +39,6 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class _GroupStep:
-    """What the layers of a group share in one step."""
-
-    kv: Tensor
-    slots: Tensor
-    attention: kernels.Attention
-
-
-@dataclass(frozen=True)
 class _Scene:
     """What a step's layers have in common, by group and by kind of RoPE."""
 

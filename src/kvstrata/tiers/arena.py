@@ -77,11 +77,12 @@ class SlotArena:
         host has to find it too. May run beside writes to the slots. Ends early where the system cannot do
         this, or memory is short: pages then come when they are written, as they do without.
         """
+        least = total_bytes(_CPU) // _LEFT_FREE
         each = max(1, _PORTION_BYTES // sum(self._strides))
         for first in range(0, self.slots, each):
             # the page cache is not free here
             unused = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if min(unused, available_bytes(_CPU)) * _LEFT_FREE < total_bytes(_CPU):
+            if min(unused, available_bytes(_CPU)) < least:
                 return
             for part, stride in zip(self._parts, self._strides, strict=True):
                 if not _populate(part[first * stride : (first + each) * stride]):

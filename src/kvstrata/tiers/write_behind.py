@@ -7,7 +7,6 @@ way; what does not fit is dropped for that tier and counted.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -63,8 +62,6 @@ class WriteBehind:
         self._ended: deque[tuple[int, _Batch, list[int], Future[list[Stored]]]] = deque()
         self._batches = 0
         self.drops: Counter[tuple[str, str]] = Counter()
-        self.copied_bytes = 0
-        self.copy_seconds = 0.0
 
     @property
     def pending(self) -> bool:
@@ -83,7 +80,6 @@ class WriteBehind:
         takers = [tier for tier in tiers if self._handles[tier].breaker.state != "open"]
         for tier in set(tiers).difference(takers):
             self.drops[self._handles[tier].name, "unavailable"] += len(offers)
-        begin = time.perf_counter()
         taken: list[bool] = []
         records: dict[int, list[int]] = {tier: [] for tier in takers}
         batch = _Batch()
@@ -102,7 +98,6 @@ class WriteBehind:
                 else:
                     self.drops[self._handles[tier].name, "queue_full"] += 1
             taken.append(bool(free))
-        self.copy_seconds += time.perf_counter() - begin
         self._send(batch, records)
         return taken
 
@@ -126,7 +121,6 @@ class WriteBehind:
         batch.records.append(Record(offer.identity, offer.meta, aside.data))
         batch.slots.append(slot)
         batch.dropped.append("io_error")
-        self.copied_bytes += len(aside)
 
     def _send(self, batch: _Batch, records: dict[int, list[int]]) -> None:
         """Hand each tier its part of a batch."""

@@ -14,7 +14,6 @@ from kvstrata.tiers.ring import Member
 from kvstrata.tiers.secret import signing_key
 from kvstrata.tiers.url import TierUrl, parse_seconds
 
-SCHEMES = ("valkey", "valkey+cluster")
 DEFAULT_PORT = 6379
 DEFAULT_PREFIX = "kvstrata"
 OPTIONS = (
