@@ -139,28 +139,12 @@ def ram_ratios(blocks: Blocks, repeats: int) -> dict[str, float | bool]:
     room = 2 * blocks.count * -(-blocks.payload // 4096) * 4096
     one = StoreContext(blocks.context.fingerprint, blocks.context.block_size, (blocks.payload,))
     tier = open_tier(f"ram://?size={room}&policy=lru", one)
-    best = {"memcpy": float("inf"), "store": float("inf"), "load": float("inf")}
-    identical = True
     try:
         for _ in range(2):  # the arena's memory is touched once before it counts
             store_seconds(tier, blocks, blocks.identities())
-        for _ in range(repeats):
-            identities = blocks.identities()
-            best["memcpy"] = min(best["memcpy"], memcpy_seconds(blocks))
-            best["store"] = min(best["store"], store_seconds(tier, blocks, identities))
-            seconds, same = load_seconds(tier, blocks, identities)
-            best["load"] = min(best["load"], seconds)
-            identical = identical and same
+        return _beside("ram", tier, "memcpy", memcpy_seconds, blocks, repeats)
     finally:
         tier.close()
-    return {
-        "ram_store_vs_memcpy": best["memcpy"] / best["store"],
-        "ram_load_vs_memcpy": best["memcpy"] / best["load"],
-        "ram_store_gb_s": blocks.nbytes / best["store"] / 1e9,
-        "ram_load_gb_s": blocks.nbytes / best["load"] / 1e9,
-        "memcpy_gb_s": blocks.nbytes / best["memcpy"] / 1e9,
-        "identical": identical,
-    }
 
 
 def disk_ratios(blocks: Blocks, folder: Path, repeats: int) -> dict[str, float | bool]:
@@ -231,26 +215,46 @@ def valkey_ratios(url: str, blocks: Blocks, repeats: int) -> dict[str, float | b
     """Load and store rates of a Valkey tier as shares of raw loopback TCP's, the best of some runs each."""
     one = StoreContext(blocks.context.fingerprint, blocks.context.block_size, (blocks.payload,))
     tier = open_tier(url, one)
-    best = {"loopback": float("inf"), "store": float("inf"), "load": float("inf")}
-    identical = True
+
+    def tidy(identities: list[Identity]) -> None:
+        segments = [identity.segment for identity in identities]
+        tier.delete([identity.address for identity in identities], segments)
+
     try:
-        for _ in range(repeats):
-            identities = blocks.identities()
-            best["loopback"] = min(best["loopback"], loopback_seconds(blocks))
-            best["store"] = min(best["store"], store_seconds(tier, blocks, identities))
-            seconds, same = load_seconds(tier, blocks, identities)
-            best["load"] = min(best["load"], seconds)
-            identical = identical and same
-            segments = [identity.segment for identity in identities]
-            tier.delete([identity.address for identity in identities], segments)
+        return _beside("valkey", tier, "loopback", loopback_seconds, blocks, repeats, tidy)
     finally:
         tier.close()
+
+
+def _beside(  # noqa: PLR0917 (a call of two places)
+    name: str,
+    tier: Tier,
+    plain: str,
+    plain_seconds: Callable[[Blocks], float],
+    blocks: Blocks,
+    repeats: int,
+    tidy: Callable[[list[Identity]], None] = lambda identities: None,
+) -> dict[str, float | bool]:
+    """Stores and loads of a tier and what is as plain as can be, in turns; the best of so many runs each.
+
+    tidy: called with what a run stored, after it.
+    """
+    best = {"plain": float("inf"), "store": float("inf"), "load": float("inf")}
+    identical = True
+    for _ in range(repeats):
+        identities = blocks.identities()
+        best["plain"] = min(best["plain"], plain_seconds(blocks))
+        best["store"] = min(best["store"], store_seconds(tier, blocks, identities))
+        seconds, same = load_seconds(tier, blocks, identities)
+        best["load"] = min(best["load"], seconds)
+        identical = identical and same
+        tidy(identities)
     return {
-        "valkey_store_vs_loopback": best["loopback"] / best["store"],
-        "valkey_load_vs_loopback": best["loopback"] / best["load"],
-        "valkey_store_gb_s": blocks.nbytes / best["store"] / 1e9,
-        "valkey_load_gb_s": blocks.nbytes / best["load"] / 1e9,
-        "loopback_gb_s": blocks.nbytes / best["loopback"] / 1e9,
+        f"{name}_store_vs_{plain}": best["plain"] / best["store"],
+        f"{name}_load_vs_{plain}": best["plain"] / best["load"],
+        f"{name}_store_gb_s": blocks.nbytes / best["store"] / 1e9,
+        f"{name}_load_gb_s": blocks.nbytes / best["load"] / 1e9,
+        f"{plain}_gb_s": blocks.nbytes / best["plain"] / 1e9,
         "identical": identical,
     }
 
