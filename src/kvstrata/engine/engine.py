@@ -22,13 +22,14 @@ from kvstrata.engine.refreshing import Refreshing
 from kvstrata.engine.request import Request
 from kvstrata.engine.request import Sequence as Answer
 from kvstrata.engine.runner import Model, Runner
-from kvstrata.engine.scheduler import Scheduler, Work
+from kvstrata.engine.scheduler import Scheduler
 from kvstrata.engine.scratch import Scratch
 from kvstrata.engine.settle import Settler
 from kvstrata.engine.speculation.speculator import Speculator
 from kvstrata.engine.telemetry import Telemetry
 from kvstrata.engine.text import AnswerText
 from kvstrata.engine.tiering import Tiering
+from kvstrata.engine.work import Work
 from kvstrata.errors import RequestError
 from kvstrata.models.tokenizer import Tokenizer
 from kvstrata.tiers.refresh import EarlyRefresh, uniform

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvstrata.cache.manager import KVCache
 from kvstrata.cache.retention import FULL, Retention
 from kvstrata.cache.table import BlockTable
-from kvstrata.engine.scheduler import Work
+from kvstrata.engine.work import Work
 from kvstrata.models.batch import ForwardBatch, GroupBatch, RetainedBatch
 
 

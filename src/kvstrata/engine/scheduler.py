@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 
 from kvstrata.cache.manager import KVCache
@@ -19,66 +19,12 @@ from kvstrata.engine.cost import LoadPlan
 from kvstrata.engine.loads import Loads
 from kvstrata.engine.queue import WaitingQueue
 from kvstrata.engine.request import Sequence, Status
+from kvstrata.engine.work import Allot, Step, Work
 
 # A prompt whose every logit is wanted runs in chunks of so many tokens: [chunk, vocab] floats are big.
 LOGITS_CHUNK = 128
 # A long prompt leaves this much of the budget to those behind it: short ones need not wait for its end.
 _FIRST_SHARE = 0.75
-
-
-@dataclass(frozen=True)
-class Work:
-    """Tokens `start` to `start + count` of a sequence, to be computed in this step.
-
-    room: tokens that may be proposed after them, for which there are blocks. draft: those that are, computed
-    in the same step to be accepted or not.
-    """
-
-    sequence: Sequence
-    start: int
-    count: int
-    room: int = 0
-    draft: tuple[int, ...] = ()
-
-    @property
-    def samples(self) -> bool:
-        """Whether the last of its tokens is the last one known: the next is then to be sampled."""
-        return self.start + self.count == self.sequence.num_tokens
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.start < len(self.sequence.request.prompt_token_ids)
-
-
-# From a step's decodes and the most that may be proposed to how many tokens are to be, for each.
-Allot = Callable[[list[Work], int], list[int]]
-
-
-class _Step:
-    """The work of one step as it is put together. left: tokens of the budget that nobody has yet.
-
-    rooms: tokens to be proposed for a sequence.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self.works: dict[Sequence, Work] = {}
-        self.rooms: dict[Sequence, int] = {}
-        self.left = budget
-
-    def count(self, sequence: Sequence) -> int:
-        """Tokens of a sequence that are to be computed."""
-        work = self.works.get(sequence)
-        return 0 if work is None else work.count
-
-    def put(self, work: Work) -> None:
-        """Add a work, in place of an earlier one of its sequence."""
-        self.left -= work.count - self.count(work.sequence)
-        self.works[work.sequence] = work
-
-    def drop(self, sequence: Sequence) -> None:
-        """Take out a sequence's work, if it has any."""
-        self.left += self.count(sequence)
-        self.works.pop(sequence, None)
 
 
 class Scheduler:
@@ -120,7 +66,7 @@ class Scheduler:
         self.cache.expire()
         self._collect_loads()
         self._displace()
-        step = _Step(self._token_budget)
+        step = Step(self._token_budget)
         preempted = self.preemptions
         order = sorted(self.running, key=lambda s: s.rank)
         for sequence in order:
@@ -138,7 +84,7 @@ class Scheduler:
         self._cover_ahead(step)
         return list(step.works.values())
 
-    def _look_ahead(self, step: _Step, *, alone: bool) -> None:
+    def _look_ahead(self, step: Step, *, alone: bool) -> None:
         """Give proposed tokens their part of the budget. alone: nobody else wants any of it."""
         if self._allot is None:
             return
@@ -151,7 +97,7 @@ class Scheduler:
                 step.rooms[work.sequence] = room
                 step.left -= room
 
-    def _cover_ahead(self, step: _Step) -> None:
+    def _cover_ahead(self, step: Step) -> None:
         """Provide blocks for what is to be proposed, where there are some."""
         for sequence, room in step.rooms.items():
             work = step.works.get(sequence)
@@ -160,7 +106,7 @@ class Scheduler:
             if self.cache.grow(sequence.cache, work.start + work.count + room):
                 step.works[sequence] = replace(work, room=room)
 
-    def _take(self, sequence: Sequence, step: _Step, share: float = 1.0) -> None:
+    def _take(self, sequence: Sequence, step: Step, share: float = 1.0) -> None:
         """Give a running sequence as much of the budget that is left as it can use, or a share of it."""
         before = step.count(sequence)
         left = int(step.left * share)
@@ -178,7 +124,7 @@ class Scheduler:
             count = min(count, LOGITS_CHUNK)
         return Work(sequence, start, count)
 
-    def _make_room(self, work: Work, step: _Step) -> bool:
+    def _make_room(self, work: Work, step: Step) -> bool:
         """Cover the work's tokens with blocks, preempting the worst-ranked; False if that is itself."""
         assert work.sequence.cache is not None
         while not self.cache.grow(work.sequence.cache, work.start + work.count):
@@ -249,7 +195,7 @@ class Scheduler:
             if sequence.status is Status.RUNNING:
                 self.preempt(sequence)
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: Step) -> None:
         placed = [*self.running, *self.loading]
         places = self._max_num_seqs - len(placed) - sum(s.request.answers_to_fork for s in placed)
         if self._loads is not None:

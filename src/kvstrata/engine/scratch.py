@@ -11,8 +11,8 @@ from kvstrata.cache.table import CacheSequence
 from kvstrata.config import RequestOptions, SamplingParams
 from kvstrata.engine.request import Request, Sequence, Status
 from kvstrata.engine.runner import Runner
-from kvstrata.engine.scheduler import Work
 from kvstrata.engine.text import AnswerText
+from kvstrata.engine.work import Work
 from kvstrata.models.tokenizer import Tokenizer
 
 

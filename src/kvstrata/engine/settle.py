@@ -20,8 +20,9 @@ from kvstrata.engine.request import Request, Status
 from kvstrata.engine.request import Sequence as Answer
 from kvstrata.engine.runner import StepLogits, wants_all_logits
 from kvstrata.engine.sampler import SampleInput, is_adjusted, rank_tokens, sample
-from kvstrata.engine.scheduler import Scheduler, Work
+from kvstrata.engine.scheduler import Scheduler
 from kvstrata.engine.text import AnswerText
+from kvstrata.engine.work import Work
 from kvstrata.models.tokenizer import Tokenizer
 
 _argmax: Final = torch.ops.kvstrata.argmax.default

@@ -18,8 +18,9 @@ from kvstrata.config import RequestOptions, SamplingParams
 from kvstrata.engine.llm import LLM
 from kvstrata.engine.request import Request, Status
 from kvstrata.engine.request import Sequence as Answer
-from kvstrata.engine.scheduler import LOGITS_CHUNK, Work
+from kvstrata.engine.scheduler import LOGITS_CHUNK
 from kvstrata.engine.text import AnswerText
+from kvstrata.engine.work import Work
 from kvstrata.errors import RequestError
 
 

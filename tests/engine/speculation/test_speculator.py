@@ -12,11 +12,11 @@ from toy import MakeSpeculator, Toy, ToyModel, make_toy
 from kvstrata import SamplingParams
 from kvstrata.cache.manager import KVCache
 from kvstrata.engine.request import Sequence
-from kvstrata.engine.scheduler import Work
 from kvstrata.engine.settle import Verdict
 from kvstrata.engine.speculation import speculator as under_test
 from kvstrata.engine.speculation.costs import Point, StepCosts
 from kvstrata.engine.speculation.speculator import Speculator
+from kvstrata.engine.work import Work
 
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
 

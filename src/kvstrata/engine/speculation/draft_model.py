@@ -11,13 +11,13 @@ from collections.abc import Sequence as Listed
 from kvstrata.cache.manager import KVCache
 from kvstrata.engine.request import Sequence, Status
 from kvstrata.engine.runner import Chunk, Runner
-from kvstrata.engine.scheduler import Work
 from kvstrata.engine.settle import Verdict
 from kvstrata.engine.speculation.acceptance import SequenceRates
 from kvstrata.engine.speculation.costs import Span, StepCosts
 from kvstrata.engine.speculation.plan import plan
 from kvstrata.engine.speculation.rounds import Run, propose, run_for
 from kvstrata.engine.speculation.shadow import Shadow, Shadows
+from kvstrata.engine.work import Work
 
 _ASK_AGAIN = 16  # tokens after which a sequence that was not worth catching up with is looked at again
 _AT_ONCE = 16  # tokens that it may lag behind and yet propose: they are computed with its first token

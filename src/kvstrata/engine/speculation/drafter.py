@@ -6,9 +6,9 @@ from collections.abc import Sequence as Listed
 from typing import Protocol
 
 from kvstrata.engine.request import Sequence
-from kvstrata.engine.scheduler import Work
 from kvstrata.engine.settle import Verdict
 from kvstrata.engine.speculation.costs import StepCosts
+from kvstrata.engine.work import Work
 
 
 class Drafter(Protocol):

@@ -10,11 +10,11 @@ from collections.abc import Sequence as Listed
 
 from kvstrata.engine.request import Sequence
 from kvstrata.engine.runner import Runner
-from kvstrata.engine.scheduler import Work
 from kvstrata.engine.settle import Verdict
 from kvstrata.engine.speculation.acceptance import SequenceRates
 from kvstrata.engine.speculation.costs import StepCosts
 from kvstrata.engine.speculation.rounds import propose, run_for
+from kvstrata.engine.work import Work
 
 
 class LayersDrafter:

@@ -17,10 +17,10 @@ from struct import iter_unpack
 import numpy as np
 
 from kvstrata.engine.request import Sequence, Status
-from kvstrata.engine.scheduler import Work
 from kvstrata.engine.settle import Verdict
 from kvstrata.engine.speculation.acceptance import Rate
 from kvstrata.engine.speculation.costs import StepCosts
+from kvstrata.engine.work import Work
 
 ORDERS = (5, 3, 2)  # lengths of the n-grams, the longest first: it is trusted most
 _FEW = 16  # n-grams that are taken one by one: many are quicker all at once

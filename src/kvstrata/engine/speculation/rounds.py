@@ -19,9 +19,9 @@ from kvstrata.cache.retention import Retention
 from kvstrata.cache.table import BlockTable
 from kvstrata.engine.runner import Chunk, Runner
 from kvstrata.engine.sampler import SampleInput, sample
-from kvstrata.engine.scheduler import Work
 from kvstrata.engine.settle import sample_input
 from kvstrata.engine.speculation.costs import Span, StepCosts
+from kvstrata.engine.work import Work
 
 
 @dataclass

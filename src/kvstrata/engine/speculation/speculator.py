@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvstrata.engine.scheduler import Work
 from kvstrata.engine.settle import Verdict
 from kvstrata.engine.speculation.costs import Span, StepCosts
 from kvstrata.engine.speculation.drafter import Drafter
 from kvstrata.engine.speculation.plan import least_chance, plan
+from kvstrata.engine.work import Work
 
 MOST_ROWS = 128  # proposed in one step: [rows, vocab] logits are big
 # Below this an expected gain is within the error of its estimate. Beside others more is asked: the likeliest
