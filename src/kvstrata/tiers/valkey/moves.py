@@ -5,7 +5,7 @@ did not have, and who keeps what the first could not take.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
@@ -77,20 +77,15 @@ class Moves:
         """Which blocks some server has, as far as they say so within so many seconds."""
         end = time.monotonic() + timeout * (1 - _RESERVE)
         found = [False] * len(addresses)
-        sources = self._sources(segments)
-        for turn in range(max(map(len, sources.values()), default=0)):
-            by_node: dict[Node, list[int]] = {}
-            for number, segment in enumerate(segments):
-                if not found[number] and turn < len(sources[segment]):
-                    by_node.setdefault(sources[segment][turn], []).append(number)
-            if not by_node or time.monotonic() >= end:
+
+        def ask(node: Node, numbers: list[int]) -> None:
+            names = [self._names.block(addresses[n], segments[n]) for n in numbers]
+            for number, there in zip(numbers, held(node, names, end - time.monotonic()), strict=True):
+                found[number] = there
+
+        for by_node in _rounds(segments, self._sources(segments), lambda number: not found[number]):
+            if time.monotonic() >= end:
                 break
-
-            def ask(node: Node, numbers: list[int]) -> None:
-                names = [self._names.block(addresses[n], segments[n]) for n in numbers]
-                for number, there in zip(numbers, held(node, names, end - time.monotonic()), strict=True):
-                    found[number] = there
-
             self._each(self._askers, by_node, ask)
         return found
 
@@ -104,13 +99,8 @@ class Moves:
         ]
         sources = self._sources(segments)
         bad: dict[Node, list[bytes]] = {}
-        for turn in range(max(map(len, sources.values()), default=0)):
-            by_node: dict[Node, list[int]] = {}
-            for number, segment in enumerate(segments):
-                if outcomes[number].miss is not None and turn < len(sources[segment]):
-                    by_node.setdefault(sources[segment][turn], []).append(number)
-            if not by_node:
-                break
+        rounds = _rounds(segments, sources, lambda number: outcomes[number].miss is not None)
+        for turn, by_node in enumerate(rounds):
             self._each(self._movers, by_node, partial(self._load_from, asked, outcomes))
             for node, numbers in by_node.items():
                 hits = [number for number in numbers if outcomes[number].miss is None]
@@ -227,6 +217,20 @@ class Moves:
     def _remove(self, node: Node, names: list[bytes]) -> None:
         """Values that are not what they should be are not found again."""
         _done(lambda node, _: node.execute([("UNLINK", name) for name in names]), node, [])
+
+
+def _rounds(
+    segments: Sequence[bytes], sources: dict[bytes, list[Node]], missing: Callable[[int], bool]
+) -> Iterator[dict[Node, list[int]]]:
+    """Whom to ask for which blocks, round after round: of each the next source, while it is `missing`."""
+    for turn in range(max(map(len, sources.values()), default=0)):
+        by_node: dict[Node, list[int]] = {}
+        for number, segment in enumerate(segments):
+            if missing(number) and turn < len(sources[segment]):
+                by_node.setdefault(sources[segment][turn], []).append(number)
+        if not by_node:
+            return
+        yield by_node
 
 
 def own_segment(address: Address) -> bytes:
