@@ -181,13 +181,17 @@ class Leading:
         lead.held.append(held)
         self._held.update(dict.fromkeys(held.unstored, held))
 
+    def _unhold(self, held: _Held) -> None:
+        """What is stored of it tells nothing any more."""
+        for key in held.unstored:
+            if self._held.get(key) is held:
+                del self._held[key]
+
     def _release(self, leases: Sequence[_Held]) -> None:
         if not leases:
             return
         for held in leases:
-            for key in held.unstored:
-                if self._held.get(key) is held:
-                    del self._held[key]
+            self._unhold(held)
             held.unstored.clear()
         self._desk.release([held.lease for held in leases])
 
@@ -231,9 +235,7 @@ class Leading:
             if lost in lead.held:
                 lead.held.remove(lost)
                 lead.foreign.add(segment_of(lost.start))
-        for key in lost.unstored:
-            if self._held.get(key) is lost:
-                del self._held[key]
+        self._unhold(lost)
 
 
 def outcome_of(future: Future[T]) -> T | None:
