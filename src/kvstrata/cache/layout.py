@@ -81,6 +81,11 @@ class BlockLayout:
         return -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
 
 
+def bytes_per_token(layouts: Sequence[BlockLayout]) -> int:
+    """Bytes of the K and V of a token in all layer groups of one cache, scales included."""
+    return sum(layout.payload_bytes for layout in layouts) // layouts[0].block_size
+
+
 def check_layouts(layouts: Sequence[BlockLayout], num_blocks: Sequence[int]) -> None:
     """Raise ConfigError unless these are the layouts and pool sizes of the groups of one cache."""
     if not layouts or len(layouts) != len(num_blocks):

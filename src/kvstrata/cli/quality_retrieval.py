@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from kvstrata.cache.layout import bytes_per_token
 from kvstrata.cli.loading import load, progress_bar
 from kvstrata.cli.output import stderr_console, stdout_console
 from kvstrata.config import EngineConfig
@@ -51,7 +52,7 @@ def retrieve(
                 "weights": config.weights,
                 "right": right,
                 "share_right": right / len(asked),
-                "bytes_per_token": sum(layout.payload_bytes for layout in layouts) // config.block_size,
+                "bytes_per_token": bytes_per_token(layouts),
             }
         )
     return {"model": llm.loaded.path.name, "keys": keys, "prompts": len(questions), "runs": runs}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from kvstrata.cache.layout import bytes_per_token
 from kvstrata.cli.loading import load, progress_bar
 from kvstrata.cli.output import stderr_console, stdout_console
 from kvstrata.config import EngineConfig
@@ -56,7 +57,7 @@ def measure(
         "perplexity": result.perplexity,
         "tokens": result.tokens,
         "nll": result.nll,
-        "bytes_per_token": sum(layout.payload_bytes for layout in layouts) // config.block_size,
+        "bytes_per_token": bytes_per_token(layouts),
         "peak_cache_bytes": peak_cache_bytes(llm),
         "weights": config.weights,
         "kv_dtype": config.kv_dtype,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from kvstrata.cache.layout import BlockLayout, bytes_per_token
 from kvstrata.cli.loading import progress_bar
 from kvstrata.cli.options import with_settings
 from kvstrata.cli.output import JsonFlag, emit_json, stdout_console
@@ -21,7 +22,6 @@ from kvstrata.config import EngineConfig, SamplingParams, parse_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvstrata.cache.layout import BlockLayout
     from kvstrata.models.batch import ForwardBatch
     from kvstrata.models.config import DecoderConfig
 
@@ -102,7 +102,7 @@ def _fitting(config: EngineConfig, memory: int, length: int, answer: int) -> dic
             high = middle
     return {
         "requests": low,
-        "bytes_per_token": sum(layout.payload_bytes for layout in layouts) // config.block_size,
+        "bytes_per_token": bytes_per_token(layouts),
         "pool_tokens": max(num_blocks) * config.block_size,
     }
 
