@@ -53,6 +53,15 @@ def test_what_the_pool_forgot_comes_from_ram_and_says_so(llm: LLM) -> None:
     assert stats.seconds_per_prefill_token is not None
 
 
+def test_a_start_tells_how_quick_prefill_and_tiers_are(smollm2_path: Path) -> None:
+    with LLM(str(smollm2_path), kv_memory="32MiB", max_model_len=512, tiers=["ram://?size=64MiB"]) as fresh:
+        assert fresh.engine.tiering is not None
+        stats = fresh.engine.tiering.stats()
+    assert stats.seconds_per_prefill_token is not None
+    assert stats.tiers[0].load is not None
+    assert stats.tiers[0].usage.loads == 0
+
+
 def test_a_pin_computes_what_is_not_there_and_is_undone(llm: LLM) -> None:
     prompt = "Pinned: " + PROMPT
     options = RequestOptions(cache_salt="somebody")
