@@ -5,10 +5,14 @@ import struct
 
 import hypothesis.strategies as st
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 
+from kvstrata import kernels
 from kvstrata.cache.keys import Extras, KeyChain, block_key
+from kvstrata.cache.retention import Retention
+from tests.kernels.native import needs_native
 
 ROOT = b"r" * 32
 TEXTS = st.text(max_size=6)
@@ -82,3 +86,58 @@ def test_digest_can_be_shortened() -> None:
 def test_token_ids_that_are_no_u32_are_refused(token: int) -> None:
     with pytest.raises(OverflowError):
         KeyChain(ROOT, 2).extend([token])
+
+
+def keys_of(tokens: list[int], pieces: list[int], digest_bytes: int, extras: Extras) -> KeyChain:
+    chain, start = KeyChain(ROOT, 4, extras, digest_bytes), 0
+    for piece in [*pieces, len(tokens)]:
+        chain.extend(tokens[start : start + piece])
+        start += piece
+    return chain
+
+
+@pytest.mark.parametrize("pieces", [[], [3, 150, 1, 2]], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("digest_bytes", [1, 20, 32])
+@pytest.mark.parametrize(
+    "extras",
+    [Extras(), Extras("é" * 50), Extras(retention=Retention(4, 60))],
+    ids=["none", "long", "retention"],
+)
+def test_kernels_chain_the_keys_that_hashlib_does(
+    monkeypatch: pytest.MonkeyPatch, extras: Extras, digest_bytes: int, pieces: list[int]
+) -> None:
+    tokens = [(token * 2_654_435_761) % 2**32 for token in range(403)]
+    chain = keys_of(tokens, pieces, digest_bytes, extras)
+    assert len(chain.keys) == 100
+    monkeypatch.setattr(kernels, "backend", lambda: "reference")
+    plain = keys_of(tokens, pieces, digest_bytes, extras)
+    assert (chain.keys, chain.contents) == (plain.keys, plain.contents)
+    parent = ROOT
+    for block, key in enumerate(chain.keys):
+        ids, encoded = tokens[4 * block : 4 * block + 4], chain.encoded_extras(block)
+        assert key == block_key(parent, ids, encoded, digest_bytes)
+        assert chain.contents[block] == struct.pack("<5II", 16, *ids, len(encoded)) + encoded
+        parent = key
+
+
+@needs_native
+def test_a_long_run_of_blocks_is_hashed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    chain_keys = kernels.chain_keys
+
+    def counted(parent: bytes, contents: npt.NDArray[np.uint8], key_bytes: int) -> npt.NDArray[np.uint8]:
+        calls.append(len(contents))
+        return chain_keys(parent, contents, key_bytes)
+
+    monkeypatch.setattr(kernels, "chain_keys", counted)
+    chain = KeyChain(ROOT, 4)
+    chain.extend([1, 2, 3, 4])
+    chain.extend(range(2000))
+    assert calls == [500]
+
+
+def test_keys_are_those_of_stores_that_exist() -> None:
+    chain = KeyChain(ROOT, 16, Extras("s"))
+    chain.extend(range(1024))
+    assert chain.keys[0].hex() == "012aee41b5529a361078b93512e7daf4eeba96728741b71058e794ad10804eac"
+    assert chain.keys[-1].hex() == "914cbe3f27f534d9c318100eb7e6bf38d003a0c87234a386645dd4cd3eac7b07"

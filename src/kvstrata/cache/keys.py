@@ -16,6 +16,7 @@ from hashlib import sha256
 import numpy as np
 import numpy.typing as npt
 
+from kvstrata.cache.chaining import chained_keys, split_rows
 from kvstrata.cache.retention import FULL, Retention
 
 KEY_BYTES = 32
@@ -94,16 +95,16 @@ def block_key(parent: bytes, token_ids: TokenIds, extras: bytes, digest_bytes: i
     return sha256(parent + content).digest()[:digest_bytes]
 
 
-def _contents(tokens: array[int], num_blocks: int, extras: bytes) -> list[bytes]:
-    """What `block_key` hashes after the parent of each of these blocks."""
-    raw = np.frombuffer(tokens, dtype=np.uint32).astype("<u4").view(np.uint8).reshape(num_blocks, -1)
-    head = np.frombuffer(struct.pack("<I", raw.shape[1]), dtype=np.uint8)
-    tail = np.frombuffer(struct.pack("<I", len(extras)) + extras, dtype=np.uint8)
-    rows = np.concatenate(
-        [np.broadcast_to(head, (num_blocks, len(head))), raw, np.broadcast_to(tail, (num_blocks, len(tail)))],
-        axis=1,
-    )
-    return [content for (content,) in struct.iter_unpack(f"{rows.shape[1]}s", rows.data)]
+def _contents(tokens: array[int], num_blocks: int, extras: bytes) -> npt.NDArray[np.uint8]:
+    """What `block_key` hashes after the parent of each of these blocks: `[num_blocks, content bytes]`."""
+    raw = np.frombuffer(tokens, dtype=np.uint32).reshape(num_blocks, -1)
+    raw_bytes = 4 * raw.shape[1]
+    tail = struct.pack("<I", len(extras)) + extras
+    contents = np.empty((num_blocks, 4 + raw_bytes + len(tail)), dtype=np.uint8)
+    contents[:, :4] = np.frombuffer(struct.pack("<I", raw_bytes), dtype=np.uint8)
+    contents[:, 4 : 4 + raw_bytes] = raw.astype("<u4", copy=False).view(np.uint8)
+    contents[:, 4 + raw_bytes :] = np.frombuffer(tail, dtype=np.uint8)
+    return contents
 
 
 NO_EXTRAS = Extras()
@@ -174,18 +175,13 @@ class KeyChain:
         return self._encoded[self.hides(block)]
 
     def _append_keys(self, first: int, full: int) -> None:
-        contents = _contents(
+        rows = _contents(
             self.tokens[first * self.block_size : full * self.block_size],
             full - first,
             self.encoded_extras(first),
         )
-        key, keep, keys = self.parent(first), self.digest_bytes, self.keys
-        fresh = sha256().copy  # half the time of a new sha256() for each block
-        for content in contents:
-            digest = fresh()
-            digest.update(key + content)
-            key = digest.digest()[:keep]
-            keys.append(key)
+        contents = split_rows(rows)
+        self.keys += chained_keys(self.parent(first), rows, contents, self.digest_bytes)
         self.contents += contents
 
     def parent(self, block: int) -> bytes:

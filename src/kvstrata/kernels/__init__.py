@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvstrata.kernels import reference, reference_fused, reference_linear, schemas
+from kvstrata.kernels import reference, reference_fused, reference_keys, reference_linear, schemas
 from kvstrata.kernels.native import backend, keep_freed_memory
 from kvstrata.kernels.reference_attention import AttentionPlan
 
@@ -23,12 +25,18 @@ from kvstrata.kernels.reference_attention import AttentionPlan
 _LIBRARIES: Final = (
     schemas.define(),
     schemas.register(
-        (*reference.OPERATORS, *reference_fused.OPERATORS, *reference_linear.OPERATORS),
+        (
+            *reference.OPERATORS,
+            *reference_fused.OPERATORS,
+            *reference_linear.OPERATORS,
+            *reference_keys.OPERATORS,
+        ),
         "CompositeExplicitAutograd",
     ),
 )
 _BACKEND: Final = backend()
 _paged_attention: Final = torch.ops.kvstrata.paged_attention.default
+_chain_keys: Final = torch.ops.kvstrata.chain_keys.default
 NATIVE_VERSION: Final = 2  # raised whenever a change of the native kernels may change bits
 
 
@@ -37,6 +45,7 @@ __all__ = [
     "Attention",
     "arithmetic_version",
     "backend",
+    "chain_keys",
     "keep_freed_memory",
     "prepare_attention",
 ]
@@ -121,3 +130,10 @@ def prepare_attention(  # noqa: PLR0917 (the order of the operator's schema)
     if _BACKEND != "reference" and kv.device.type == "cpu" and kv.dtype in _NATIVE_DTYPES:
         return _NativeAttention(block_tables, query_starts, context_lens, window, scales, windows, sinks)
     return AttentionPlan.build(kv, block_tables, query_starts, context_lens, window, scales, windows, sinks)
+
+
+def chain_keys(parent: bytes, contents: npt.NDArray[np.uint8], key_bytes: int) -> npt.NDArray[np.uint8]:
+    """The operator `chain_keys` (see `reference_keys.chain_keys`) for bytes and arrays of them."""
+    first = torch.from_numpy(np.array(memoryview(parent)))
+    keys: Tensor = _chain_keys(first, torch.from_numpy(contents), key_bytes)
+    return keys.numpy()

@@ -24,6 +24,12 @@ def expect_dtype(operator: str, name: str, tensor: Tensor, *expected: torch.dtyp
         raise ValueError(f"{operator}: {name} has dtype {tensor.dtype}, expected {wanted}")
 
 
+def expect_contiguous(operator: str, name: str, tensor: Tensor) -> None:
+    """Raise ValueError unless `tensor`'s elements lie one after another."""
+    if not tensor.is_contiguous():
+        raise ValueError(f"{operator}: {name} has strides {list(tensor.stride())}, expected contiguous")
+
+
 def expect_layer(operator: str, kv: Tensor, layer: int, *quantised: torch.dtype) -> None:
     """Raise ValueError unless `kv` is a group's pool of floats or a `quantised` dtype that holds `layer`."""
     expect_shape(

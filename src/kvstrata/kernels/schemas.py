@@ -31,6 +31,7 @@ SCHEMAS = (
     "argmax(Tensor logits) -> Tensor",
     "logsumexp(Tensor logits) -> Tensor",
     "top_k(Tensor logits, int k) -> (Tensor values, Tensor ids)",
+    "chain_keys(Tensor parent, Tensor contents, int key_bytes) -> Tensor",
 )
 
 
