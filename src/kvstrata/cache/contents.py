@@ -118,11 +118,13 @@ class Contents:
         slipped: they left the window of a running sequence; noted where all who use them have that window.
         """
         now = self.now()
-        nodes = [node for block in blocks if (node := group.nodes[block]) is not None]
-        for node in nodes:
-            if group.window is not None or node.hides:
-                group.mark_slipped(node, slipped, now)
-        keys = [node.key for node in nodes]
+        published = group.nodes
+        if group.window is not None or self.index.gaps:
+            for block in blocks:
+                node = published[block]
+                if node is not None and (group.window is not None or node.hides):
+                    group.mark_slipped(node, slipped, now)
+        keys = [node.key for block in blocks if (node := published[block]) is not None]
         group.policy.touch(keys, now)
         if self.watcher is not None and keys:
             self.watcher.released(keys, group.number)

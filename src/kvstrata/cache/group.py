@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -68,6 +69,11 @@ class CacheGroup:
         """
         most = seen.most_blocks(self._max_chunk, self.block_size)
         return remaining if most is None else min(remaining, max(0, most - alive))
+
+    def blocks_of(self, nodes: Iterable[Node]) -> list[int]:
+        """The block of each node in this group, NO_BLOCK where there is none."""
+        number = self.number
+        return [node.blocks[number] for node in nodes]
 
     def publish(self, block: int, node: Node, meta: Meta) -> None:
         """Make a held block findable as the content of `node`."""

@@ -30,7 +30,7 @@ def _verify_blocks(group: CacheGroup, sequences: Collection[CacheSequence]) -> N
     pool = group.pool
     holders: Counter[int] = Counter()
     for seq in sequences:
-        blocks = seq.blocks(group.number)
+        blocks = seq.blocks(group.number).tolist()
         _require(len(set(blocks)) == len(blocks), group, "a table has a block twice")
         table = seq.tables[group.number]
         _require(

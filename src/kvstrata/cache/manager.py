@@ -30,7 +30,7 @@ from kvstrata.cache.policy import Meta
 from kvstrata.cache.pool import BlockPool
 from kvstrata.cache.retention import FULL, Retention
 from kvstrata.cache.stats import CacheStats, collect
-from kvstrata.cache.table import CacheSequence
+from kvstrata.cache.table import CacheSequence, held_blocks
 from kvstrata.errors import ConfigError
 
 
@@ -141,17 +141,18 @@ class KVCache:
         if nodes is None:
             return None
         total = max(self._blocks(reserve_tokens), len(nodes))
-        tables, promises, slipped = [], [], []
+        tables, held, promises, slipped = [], [], [], []
         seen = tuple(chain.retention.within(group.window) for group in self.groups)
         for group, own in zip(self.groups, seen, strict=True):
-            table = [node.blocks[group.number] for node in nodes]
+            table = group.blocks_of(nodes)
             hidden = own.hidden_blocks(hit_tokens, self.block_size)
             table[hidden.start : hidden.stop] = [NO_BLOCK] * len(hidden)
-            blocks = [block for block in table if block != NO_BLOCK]
+            blocks = held_blocks(table)
             promise = group.promise(own, total - len(nodes), len(blocks))
             if promise > group.unreserved - group.pool.idle_among(blocks):
                 return None
             tables.append(table)
+            held.append(blocks)
             promises.append(promise)
             slipped.append(hidden.stop if hidden else 0)
         seq = CacheSequence(
@@ -169,8 +170,8 @@ class KVCache:
             seen=seen,
             slipped=slipped,
         )
-        for group, promise in zip(self.groups, promises, strict=True):
-            group.pool.retain(seq.blocks(group.number))
+        for group, blocks, promise in zip(self.groups, held, promises, strict=True):
+            group.pool.retain(blocks)
             group.reserved += promise
         self._sequences[id(seq)] = seq
         if nodes and self._contents.watcher is not None:

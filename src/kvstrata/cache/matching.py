@@ -19,7 +19,7 @@ def longest_hit(nodes: Sequence[Node], groups: Sequence[CacheGroup], retention: 
     for group in groups:
         seen = retention.within(group.window)
         if seen.is_full:
-            blocks = [node.blocks[group.number] for node in nodes]
+            blocks = group.blocks_of(nodes)
             if NO_BLOCK in blocks:
                 hit = min(hit, blocks.index(NO_BLOCK))
         else:

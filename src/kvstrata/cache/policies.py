@@ -23,17 +23,23 @@ HALF_LIFE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class _Order:
-    """rank: what goes first, of meta and score. score: after a use at `now`, from the score before."""
+    """rank: what goes first, of meta and score. note_use: change the scores of keys for a use at `now`."""
 
     rank: Callable[[Meta, float], Rank]
-    score: Callable[[float, float], float]
+    note_use: Callable[[dict[bytes, float], Iterable[bytes], float], None]
 
 
-def _latest(score: float, now: float) -> float:
-    return now
+def _latest(scores: dict[bytes, float], keys: Iterable[bytes], now: float) -> None:
+    for key in keys:
+        scores[key] = now
 
 
-def _decayed_uses(score: float, now: float) -> float:
+def _decayed_uses(scores: dict[bytes, float], keys: Iterable[bytes], now: float) -> None:
+    for key in keys:
+        scores[key] = _one_use_more(scores[key], now)
+
+
+def _one_use_more(score: float, now: float) -> float:
     """Time plus half-lives times log2 of the uses, each halved with age: in this form it does not age.
 
     Lee et al., "LRFU", IEEE Transactions on Computers 50(12), 2001: the combined recency and frequency value
@@ -110,12 +116,13 @@ class RankedPolicy:
 
     def touch(self, keys: Iterable[bytes], now: float) -> None:
         """Note a use, and look again at those that were set aside because they were pinned."""
-        scores, aside, after_use = self._scores, self._aside, self._order.score
-        for key in keys:
-            if key in scores:
-                scores[key] = after_use(scores[key], now)
-                if aside and key in aside:
-                    aside.remove(key)
+        scores = self._scores
+        known = [key for key in keys if key in scores]
+        self._order.note_use(scores, known, now)
+        if self._aside:
+            for key in known:
+                if key in self._aside:
+                    self._aside.remove(key)
                     self._offer(key)
 
     def remove(self, key: bytes) -> None:

@@ -56,6 +56,7 @@ class BlockPool:
         self.pins: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         self.kept: npt.NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._places = np.zeros(num_blocks, dtype=np.int64)  # of blocks among those released last
         self._cached = 0
         self.most_held = 0
 
@@ -121,7 +122,9 @@ class BlockPool:
         given twice.
         """
         ids = np.asarray(blocks, dtype=np.int64)
-        if len(set(ids.tolist())) != len(ids):
+        places = np.arange(len(ids))
+        self._places[ids] = places
+        if (self._places[ids] != places).any():  # of two of the same only one place was kept
             raise IntegrityError(f"a block was released twice at once: {ids.tolist()}")
         refs = self.refs[ids] - 1
         if (refs < 0).any():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from kvstrata.cache.index import NO_BLOCK, Node
 from kvstrata.cache.keys import KeyChain
 from kvstrata.cache.retention import Retention
@@ -37,8 +40,15 @@ class CacheSequence:
     seen: tuple[Retention, ...] = ()
     slipped: list[int] = field(default_factory=list)  # by group, up to where only sinks are left
 
-    def blocks(self, group: int) -> list[int]:
+    def blocks(self, group: int) -> npt.NDArray[np.int64]:
         """Physical blocks that this sequence holds in a group, in the order of positions."""
         table, slipped = self.tables[group], self.slipped[group]
         kept = min(slipped, self.seen[group].hidden_blocks(0, self.chain.block_size).start)
-        return [block for block in (*table[:kept], *table[slipped:]) if block != NO_BLOCK]
+        return held_blocks(table[:kept] + table[slipped:])
+
+
+def held_blocks(table: BlockTable) -> npt.NDArray[np.int64]:
+    """The physical blocks in a table, as the pool takes many at a time."""
+    blocks = np.fromiter(table, dtype=np.int64, count=len(table))
+    held: npt.NDArray[np.int64] = blocks[blocks != NO_BLOCK]
+    return held

@@ -34,7 +34,7 @@ def measure(runner: Runner, cache: KVCache, most_rows: int, seconds: float = _SE
         raise RuntimeError(f"an empty pool had no room for {length} tokens")
     try:
         for group in cache.groups:  # memory never written to would be read faster than it ever is again
-            for block in sequence.blocks(group.number):
+            for block in sequence.blocks(group.number).tolist():
                 group.pool.payload(block).zero_()
         points = []
         end = time.perf_counter() + seconds
