@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "dispatch.h"
 #include "elementwise/elementwise.h"
+#include "operators.h"
 #include "parallel.h"
 
 namespace kvstrata {
@@ -38,6 +39,8 @@ void check_vectors(const char* op, const char* name, const at::Tensor& x, const 
   check_dtype(op, "weight", weight, at::kFloat);
   check_shape(op, "weight", weight, {x.size(-1)});
 }
+
+}  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check_vectors("rms_norm", "x", x, weight);
@@ -81,6 +84,8 @@ at::Tensor add_rms_norm(const at::Tensor& residual, const at::Tensor& x, const a
   return out;
 }
 
+namespace {
+
 Activation activation(const char* op, c10::string_view kind) {
   if (kind == "silu") return Activation::silu;
   TORCH_CHECK_VALUE(kind == "gelu_tanh", op, ": kind is '", std::string(kind), "', expected one of silu, gelu_tanh");
@@ -111,6 +116,8 @@ at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::s
   return gate_rows(as_rows(gate), as_rows(up), activation(op, kind)).view(gate.sizes());
 }
 
+}  // namespace
+
 at::Tensor fused_gated_activation(const at::Tensor& gate_up, c10::string_view kind) {
   constexpr const char* op = "fused_gated_activation";
   check_dtype(op, "gate_up", gate_up, at::kFloat);
@@ -121,8 +128,6 @@ at::Tensor fused_gated_activation(const at::Tensor& gate_up, c10::string_view ki
   const int64_t size = rows.size(1) / 2;
   return gate_rows(rows.narrow(1, 0, size), rows.narrow(1, size, size), activation(op, kind));
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) {
   m.impl("rms_norm", rms_norm);
