@@ -18,7 +18,7 @@ from kvstrata.errors import ConfigError
 from kvstrata.models.batch import ForwardBatch, GroupBatch
 from kvstrata.models.config import DecoderConfig, RopeConfig
 from kvstrata.models.decoder_weights import DecoderWeights, LayerWeights
-from kvstrata.models.rope import Rotation, RopeTable
+from kvstrata.models.rope import RopeTable, Rotation
 from kvstrata.models.stack import Stack
 from kvstrata.models.weights import WeightSource
 

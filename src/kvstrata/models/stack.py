@@ -1,7 +1,8 @@
 """The decoder's layers at one native go, where all products are packed and the kernels are native.
 
-A step of decode is hundreds of short operators; calling them one by one from Python, and waking threads for each,
-takes as long as a third of the work. Here one call goes through all layers and the head with the same operators.
+A step of decode is hundreds of short operators; calling them one by one from Python, and waking threads for
+each, takes as long as a third of the work. Here one call goes through all layers and the head with the same
+operators.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Stack:
     ) -> Tensor:
         """From embedded tokens, float32 `[num_tokens, hidden_size]`, which are used up, to the wanted logits.
 
-        rotations: by kind of RoPE, as sink_rotations, which are empty where no token hides others behind sinks.
-        Returns float32 `[num_logits, vocab_size]`. Raises ValueError where parts do not fit together.
+        rotations: by kind of RoPE, as sink_rotations, which are empty where no token hides others behind
+        sinks. Returns float32 `[num_logits, vocab_size]`. Raises ValueError where parts do not fit together.
         """
         retained = batch.retained
         logits: Tensor = self._native.run(
