@@ -33,7 +33,7 @@ class Shelf:
         self._room = torch.empty(0, dtype=torch.uint8)
 
     def put(self, data: Tensor) -> Tensor:
-        """A copy of contiguous uint8 `[bytes]` on the shelf, at 64 bytes; `data` itself where memory is short."""
+        """A copy of contiguous uint8 `[bytes]` on the shelf, at 64 bytes; `data` where memory is short."""
         size = -(-len(data) // _LINE) * _LINE
         if size > len(self._room):
             try:
