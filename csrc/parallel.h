@@ -1,21 +1,21 @@
 // Runs independent items on torch's threads, handed out one by one so that no thread waits for a dear one.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
 
+#include "team.h"
+
 namespace kvstrata {
 
 // How many threads are worth waking for `cost`, in the time of fused multiply-adds of 16 floats, and `items`.
 inline int64_t useful_threads(int64_t cost, int64_t items) {
-  constexpr int64_t kCostPerThread = 8000;  // about what it takes to hand work to a thread that waits for it
-  const int64_t threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  return std::max<int64_t>(1, std::min({threads, items, cost / kCostPerThread}));
+  // About what it takes to hand work to a thread that waits for it, in a team or asleep.
+  const int64_t cost_per_thread = Team::led() != nullptr ? 2000 : 8000;
+  return std::max<int64_t>(1, std::min({threads_at_hand(), items, cost / cost_per_thread}));
 }
 
 // Calls run(thread, item) for each item once; `thread` < `threads` names the caller's scratch.
@@ -26,10 +26,8 @@ void for_each_item(int64_t items, int64_t threads, const Run& run) {
     return;
   }
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t thread = begin; thread < end; ++thread) {
-      for (int64_t item = next.fetch_add(1); item < items; item = next.fetch_add(1)) run(thread, item);
-    }
+  on_threads(threads, [&](int64_t thread) {
+    for (int64_t item = next.fetch_add(1); item < items; item = next.fetch_add(1)) run(thread, item);
   });
 }
 
@@ -103,7 +101,7 @@ void prepare_and_run(int64_t parts, int64_t items, int64_t threads, const Prepar
   std::atomic<int64_t> claimed{0};
   std::atomic<int64_t> prepared{0};
   Shares shares(items, threads);
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+  on_threads(threads, [&](int64_t thread) {
     for (int64_t part = claimed.fetch_add(1); part < parts; part = claimed.fetch_add(1)) {
       prepare(part);
       prepared.fetch_add(1);
@@ -112,9 +110,7 @@ void prepare_and_run(int64_t parts, int64_t items, int64_t threads, const Prepar
     for (int spins = 0; prepared.load() < parts; ++spins) {
       if (spins > kSpins) std::this_thread::yield();
     }
-    for (int64_t thread = begin; thread < end; ++thread) {
-      for (int64_t item = shares.take(thread); item >= 0; item = shares.take(thread)) run(thread, item);
-    }
+    for (int64_t item = shares.take(thread); item >= 0; item = shares.take(thread)) run(thread, item);
   });
 }
 

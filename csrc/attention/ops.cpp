@@ -6,6 +6,7 @@
 #include "checks.h"
 #include "dispatch.h"
 #include "kv_view.h"
+#include "operators.h"
 #include "parallel.h"
 
 namespace kvstrata {
@@ -78,6 +79,8 @@ std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at:
   return sequences;
 }
 
+}  // namespace
+
 at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
                            const at::Tensor& block_tables, const at::Tensor& query_starts,
                            const at::Tensor& context_lens, double scale, int64_t window,
@@ -140,7 +143,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
   args.scale = static_cast<float>(scale);
 
   const AttentionPlan plan = plan_attention(sequences, static_cast<int>(num_kv_heads), args.heads_per_kv,
-                                            args.head_dim, at::get_num_threads());
+                                            args.head_dim, threads_at_hand());
   const int64_t num_items = static_cast<int64_t>(plan.items.size());
   const int64_t threads = useful_threads(plan.cost, num_items);
   const int64_t scratch_size = scratch_floats(
@@ -157,8 +160,6 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
                 [&](int64_t, int64_t fold) { kernels.fold(args, plan.folds[static_cast<size_t>(fold)]); });
   return out;
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) { m.impl("paged_attention", paged_attention); }
 

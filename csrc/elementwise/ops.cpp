@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "dispatch.h"
 #include "elementwise/elementwise.h"
+#include "operators.h"
 #include "parallel.h"
 
 namespace kvstrata {
@@ -38,6 +39,8 @@ void check_vectors(const char* op, const char* name, const at::Tensor& x, const 
   check_dtype(op, "weight", weight, at::kFloat);
   check_shape(op, "weight", weight, {x.size(-1)});
 }
+
+}  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check_vectors("rms_norm", "x", x, weight);
@@ -81,22 +84,29 @@ at::Tensor add_rms_norm(const at::Tensor& residual, const at::Tensor& x, const a
   return out;
 }
 
+namespace {
+
 Activation activation(const char* op, c10::string_view kind) {
   if (kind == "silu") return Activation::silu;
   TORCH_CHECK_VALUE(kind == "gelu_tanh", op, ": kind is '", std::string(kind), "', expected one of silu, gelu_tanh");
   return Activation::gelu_tanh;
 }
 
-at::Tensor gate_rows(const at::Tensor& gate, const at::Tensor& up, Activation kind) {
-  at::Tensor out = at::empty(gate.sizes(), gate.options());
-  if (gate.numel() == 0) return out;
-  const int64_t size = gate.size(1);
-  const float* gates = gate.const_data_ptr<float>();
-  const float* ups = up.const_data_ptr<float>();
+// Rows `stride` apart of `size` gates and as many ups.
+at::Tensor gate_rows(const float* gates, int64_t gate_stride, const float* ups, int64_t up_stride, int64_t rows,
+                     int64_t size, Activation kind, const at::TensorOptions& options) {
+  at::Tensor out = at::empty({rows, size}, options);
+  if (out.numel() == 0) return out;
   float* target = out.data_ptr<float>();
   const ElementwiseKernels& kernels = KVSTRATA_PICK(elementwise_kernels);
-  for_each_row(gate.size(0), size, [&](int64_t row) {
-    kernels.gate(gates + row * gate.stride(0), ups + row * up.stride(0), kind, size, target + row * size);
+  // Pieces of rows, so that one row occupies several threads: each value stands for itself.
+  constexpr int64_t kPiece = 256;
+  const int64_t pieces = (size + kPiece - 1) / kPiece;
+  for_each_row(rows * pieces, std::min(kPiece, size), [&](int64_t piece) {
+    const int64_t row = piece / pieces;
+    const int64_t first = piece % pieces * kPiece;
+    kernels.gate(gates + row * gate_stride + first, ups + row * up_stride + first, kind, std::min(kPiece, size - first),
+                 target + row * size + first);
   });
   return out;
 }
@@ -108,8 +118,14 @@ at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::s
   TORCH_CHECK_VALUE(gate.dim() >= 1, op, ": gate has shape ", gate.sizes(),
                     ", expected [num_tokens, intermediate_size]");
   TORCH_CHECK_VALUE(up.sizes() == gate.sizes(), op, ": up has shape ", up.sizes(), ", expected ", gate.sizes());
-  return gate_rows(as_rows(gate), as_rows(up), activation(op, kind)).view(gate.sizes());
+  const at::Tensor gates = as_rows(gate);
+  const at::Tensor ups = as_rows(up);
+  return gate_rows(gates.const_data_ptr<float>(), gates.stride(0), ups.const_data_ptr<float>(), ups.stride(0),
+                   gates.size(0), gates.size(1), activation(op, kind), gate.options())
+      .view(gate.sizes());
 }
+
+}  // namespace
 
 at::Tensor fused_gated_activation(const at::Tensor& gate_up, c10::string_view kind) {
   constexpr const char* op = "fused_gated_activation";
@@ -119,10 +135,10 @@ at::Tensor fused_gated_activation(const at::Tensor& gate_up, c10::string_view ki
                     ", expected [num_tokens, 2 * intermediate_size]");
   const at::Tensor rows = as_rows(gate_up);
   const int64_t size = rows.size(1) / 2;
-  return gate_rows(rows.narrow(1, 0, size), rows.narrow(1, size, size), activation(op, kind));
+  const float* first = rows.const_data_ptr<float>();
+  return gate_rows(first, rows.stride(0), first + size, rows.stride(0), rows.size(0), size, activation(op, kind),
+                   rows.options());
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) {
   m.impl("rms_norm", rms_norm);

@@ -10,6 +10,7 @@
 #include "dispatch.h"
 #include "elementwise/elementwise.h"
 #include "kv_view.h"
+#include "operators.h"
 #include "parallel.h"
 
 namespace kvstrata {
@@ -74,6 +75,8 @@ void for_each_token(int64_t num_tokens, int64_t floats_per_token, const Prepare&
   });
 }
 
+}  // namespace
+
 at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
   constexpr const char* op = "rope";
   check_dtype(op, "x", x, at::kFloat);
@@ -100,6 +103,8 @@ at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& si
   });
   return out;
 }
+
+namespace {
 
 void write_kv(const at::Tensor& kv, int64_t layer, const at::Tensor& key, const at::Tensor& value,
               const at::Tensor& slots, const std::optional<at::Tensor>& scales) {
@@ -132,6 +137,8 @@ const float* norm_weight(const char* op, const char* name, const std::optional<a
   check_contiguous(op, name, *weight);
   return weight->const_data_ptr<float>();
 }
+
+}  // namespace
 
 at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>& q_norm,
                          const std::optional<at::Tensor>& k_norm, double eps, const at::Tensor& cos,
@@ -206,8 +213,6 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
   });
   return query;
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) {
   m.impl("rope", rope);

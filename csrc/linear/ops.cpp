@@ -10,6 +10,7 @@
 
 #include "linear/kernels.h"
 #include "linear/pack.h"
+#include "operators.h"
 #include "parallel.h"
 
 namespace kvstrata {
@@ -77,7 +78,7 @@ std::vector<Unit> share_out(const std::vector<PackedWeight>& weights, int64_t ro
   for (const PackedWeight& weight : weights) pairs += (tile_count(weight.outputs) + 1) / 2;
   // Each unit expands its tiles anew, so rows are cut only where tiles are too few to occupy the threads.
   constexpr int64_t kFewestRows = 64;
-  const int64_t wanted = 4 * static_cast<int64_t>(at::get_num_threads());
+  const int64_t wanted = 4 * threads_at_hand();
   const int64_t most = std::max<int64_t>(1, rows / kFewestRows);
   const int64_t chunks = std::clamp<int64_t>((wanted + pairs - 1) / std::max<int64_t>(pairs, 1), 1, most);
   std::vector<Unit> units;
@@ -90,6 +91,14 @@ std::vector<Unit> share_out(const std::vector<PackedWeight>& weights, int64_t ro
     }
   }
   return units;
+}
+
+}  // namespace
+
+Stretch packed_stretch(const at::Tensor& tensor) {
+  const PackedWeight weight = open_packed("packed_stretch", tensor);
+  const int64_t bytes = tile_bytes(weight.format, weight.groups);
+  return {weight.tiles, tile_count(weight.outputs) * bytes, 2 * bytes};
 }
 
 at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::optional<at::Tensor>& bias) {
@@ -164,6 +173,8 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
   if (bias.has_value()) result.add_(*bias);
   return result;
 }
+
+namespace {
 
 Format target_format(const std::string& target, SourceFormat source, const std::string& name) {
   const Format format = target == "int4" ? kQ41 : target == "int8" ? kInt8 : natural_format(source);

@@ -18,7 +18,8 @@ from kvstrata.errors import ConfigError
 from kvstrata.models.batch import ForwardBatch, GroupBatch
 from kvstrata.models.config import DecoderConfig, RopeConfig
 from kvstrata.models.decoder_weights import DecoderWeights, LayerWeights
-from kvstrata.models.rope import RopeTable
+from kvstrata.models.rope import RopeTable, Rotation
+from kvstrata.models.stack import Stack
 from kvstrata.models.weights import WeightSource
 
 _rope: Final = torch.ops.kvstrata.rope.default
@@ -27,7 +28,8 @@ _add_rms_norm: Final = torch.ops.kvstrata.add_rms_norm.default
 _gated_activation: Final = torch.ops.kvstrata.fused_gated_activation.default
 _rope_write_kv: Final = torch.ops.kvstrata.rope_write_kv.default
 
-Rotation = tuple[Tensor, Tensor]
+
+Rotations = dict[RopeConfig, Rotation]
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class _Scene:
 
     groups: tuple[GroupBatch, ...]
     attentions: tuple[kernels.Attention, ...]
-    rotations: dict[RopeConfig, Rotation]
-    sink_rotations: dict[RopeConfig, Rotation]
+    rotations: Rotations
+    sink_rotations: Rotations
 
 
 def placements(config: DecoderConfig, apart: Set[int] = frozenset()) -> tuple[Placement, ...]:
@@ -85,6 +87,16 @@ class Decoder:
             rope: RopeTable(rope, config.head_dim, self.device)
             for rope in dict.fromkeys(layer.rope for layer in config.layers)
         }
+        kinds = {rope: kind for kind, rope in enumerate(self._ropes)}
+        self._stack = Stack.build(
+            config,
+            weights,
+            [
+                (place.group, place.index, kinds[layer.rope])
+                for place, layer in zip(self._placements[: self._depth], config.layers, strict=False)
+            ],
+            self._windows,
+        )
 
     @classmethod
     def load(
@@ -114,6 +126,8 @@ class Decoder:
         """From now on take a vector, float32 `[num_kv_heads, head_dim]`, off all keys of a layer."""
         for layer, offset in offsets.items():
             self._key_offsets[layer] = offset
+            if self._stack is not None and layer < self._depth:
+                self._stack.offset_keys(layer, offset)
 
     def first_layers(self, count: int) -> Decoder:
         """The first layers with the head, over the same weights and the same pool.
@@ -150,7 +164,11 @@ class Decoder:
         hidden = self._weights.embedding(batch.token_ids)
         if config.embedding_scale != 1.0:
             hidden.mul_(config.embedding_scale)
-        scene = self._scene(batch)
+        rotations, sink_rotations = self._rotations(batch)
+        if self._stack is not None:
+            sinks = [sink_rotations.get(rope) for rope in self._ropes] if sink_rotations else []
+            return self._stack.forward(hidden, batch, list(rotations.values()), sinks)
+        scene = self._scene(batch, rotations, sink_rotations)
         layers = self._weights.layers[: self._depth]
         normed = _rms_norm(hidden, layers[0].attn_norm, config.norm_eps)
         for index, layer in enumerate(layers):
@@ -167,11 +185,19 @@ class Decoder:
             normed = _add_rms_norm(hidden, out, following, config.norm_eps)
         return self._weights.head(normed)
 
-    def _scene(self, batch: ForwardBatch) -> _Scene:
+    def _rotations(self, batch: ForwardBatch) -> tuple[Rotations, Rotations]:
+        """By kind of RoPE: those of all tokens, and of the queries that meet sinks, if there are any."""
         end = int(batch.positions.max()) + 1
+        rotations = {rope: table.at(batch.positions, end) for rope, table in self._ropes.items()}
+        sinks = None if batch.retained is None else batch.retained.sink_positions
+        if sinks is None:
+            return rotations, {}
+        full = dict.fromkeys(layer.rope for layer in self.config.layers if layer.window is None)
+        return rotations, {rope: self._ropes[rope].at(sinks, end) for rope in full}
+
+    def _scene(self, batch: ForwardBatch, rotations: Rotations, sink_rotations: Rotations) -> _Scene:
         retained = batch.retained
         seen = (None, None) if retained is None else (retained.windows, retained.sinks)
-        sinks = None if retained is None else retained.sink_positions
         return _Scene(
             groups=batch.groups,
             attentions=tuple(
@@ -186,13 +212,8 @@ class Decoder:
                 )
                 for group, window in zip(batch.groups, self._windows, strict=True)
             ),
-            rotations={rope: table.at(batch.positions, end) for rope, table in self._ropes.items()},
-            sink_rotations={}
-            if sinks is None
-            else {
-                rope: self._ropes[rope].at(sinks, end)
-                for rope in dict.fromkeys(layer.rope for layer in self.config.layers if layer.window is None)
-            },
+            rotations=rotations,
+            sink_rotations=sink_rotations,
         )
 
     def _attend(self, index: int, layer: LayerWeights, normed: Tensor, scene: _Scene) -> Tensor:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kvstrata.models.batch import ForwardBatch, GroupBatch
-from kvstrata.models.decoder import Decoder, Rotation
+from kvstrata.models.decoder import Decoder
+from kvstrata.models.rope import Rotation
 
 _TEXT = "plain_text.txt"
 _MOST_TOKENS = 512

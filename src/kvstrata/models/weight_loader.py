@@ -9,12 +9,14 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from kvstrata.errors import ModelError
+from kvstrata.kernels.memory import Shelf
 from kvstrata.kernels.packing import PackedWeight, Target, pack
 from kvstrata.models.dequantize import dequantize
 from kvstrata.models.linear import (
@@ -144,6 +146,7 @@ class PackedLoader:
         self._jobs = _Jobs(source)
         self._device = device
         self._target = target
+        self._shelf = Shelf()
 
     def linear(self, names: Sequence[str], sizes: Sequence[int], inputs: int, *, bias: bool) -> Linear:
         """See `Loader.linear`."""
@@ -174,7 +177,8 @@ class PackedLoader:
 
         def fill(place: int) -> Callable[[RawTensor], None]:
             def use(raw: RawTensor) -> None:
-                weights[place] = pack(raw.format, raw.shape, raw.data, target=target, row_order=raw.row_order)
+                packed = pack(raw.format, raw.shape, raw.data, target=target, row_order=raw.row_order)
+                weights[place] = replace(packed, data=self._shelf.put(packed.data))
 
             return use
 

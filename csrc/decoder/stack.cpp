@@ -1,0 +1,169 @@
+#include "decoder/stack.h"
+
+#include <ATen/ops/index_select.h>
+#include <torch/library.h>
+
+#include <utility>
+
+#include "operators.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr int64_t kProducts = 4;  // of a layer
+
+Reading reading_of(const Product& product) {
+  Reading reading;
+  for (const at::Tensor& weight : product.weights) reading.push_back(packed_stretch(weight));
+  return reading;
+}
+
+}  // namespace
+
+DecoderStack::DecoderStack(double eps, double attention_scale, std::string activation, std::vector<int64_t> windows,
+                           at::Tensor final_norm, std::vector<at::Tensor> head, std::optional<at::Tensor> head_bias)
+    : eps_(eps),
+      attention_scale_(attention_scale),
+      activation_(std::move(activation)),
+      windows_(std::move(windows)),
+      final_norm_(std::move(final_norm)),
+      head_{std::move(head), std::move(head_bias)},
+      readings_{reading_of(head_)} {}
+
+void DecoderStack::add_layer(OptionalTensors norms, std::vector<at::Tensor> qkv, std::vector<at::Tensor> o,
+                             std::vector<at::Tensor> gate_up, std::vector<at::Tensor> down, OptionalTensors biases,
+                             std::vector<int64_t> place) {
+  TORCH_CHECK_VALUE(norms.size() == 6 && norms[0].has_value() && norms[4].has_value(), "add_layer: norms has ",
+                    norms.size(), " entries, expected 6, the first and the fifth not None");
+  TORCH_CHECK_VALUE(biases.size() == kProducts, "add_layer: biases has ", biases.size(), " entries, expected ",
+                    kProducts);
+  TORCH_CHECK_VALUE(place.size() == 3 && place[0] >= 0 && place[0] < static_cast<int64_t>(windows_.size()) &&
+                        place[2] >= 0,
+                    "add_layer: place is ", place, ", expected [group, index, rope] with a group below ",
+                    windows_.size());
+  Layer layer{*norms[0],
+              norms[1],
+              norms[2],
+              norms[3],
+              *norms[4],
+              norms[5],
+              {std::move(qkv), biases[0]},
+              {std::move(o), biases[1]},
+              {std::move(gate_up), biases[2]},
+              {std::move(down), biases[3]},
+              std::nullopt,
+              place[0],
+              place[1],
+              place[2]};
+  for (const Product* product : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+    readings_.insert(readings_.end() - 1, reading_of(*product));
+  }
+  layers_.push_back(std::move(layer));
+}
+
+void DecoderStack::offset_keys(int64_t layer, at::Tensor offset) {
+  TORCH_CHECK_VALUE(layer >= 0 && layer < static_cast<int64_t>(layers_.size()), "offset_keys: layer is ", layer,
+                    ", expected 0 to ", static_cast<int64_t>(layers_.size()) - 1);
+  layers_[static_cast<size_t>(layer)].key_offset = std::move(offset);
+}
+
+at::Tensor DecoderStack::run(const at::Tensor& hidden, const StepBatch& batch) const {
+  const size_t groups = windows_.size();
+  TORCH_CHECK_VALUE(batch.kv.size() == groups && batch.block_tables.size() == groups &&
+                        batch.slots.size() == groups && batch.scales.size() == groups,
+                    "DecoderStack: the batch has ", batch.kv.size(), " groups, expected ", groups);
+  for (const Layer& layer : layers_) {
+    const size_t rope = static_cast<size_t>(layer.rope);
+    TORCH_CHECK_VALUE(rope < batch.cos.size() && rope < batch.sin.size() &&
+                          (batch.sink_cos.empty() || (rope < batch.sink_cos.size() && rope < batch.sink_sin.size())),
+                      "DecoderStack: the batch has ", batch.cos.size(), " rotations, expected one more than ", rope);
+  }
+  const int64_t threads = threads_at_hand();
+  if (threads <= 1 || Team::led() != nullptr) return go(hidden, batch);
+  at::Tensor logits;
+  Team::run(threads, readings_, [&] { logits = go(hidden, batch); });
+  return logits;
+}
+
+at::Tensor DecoderStack::go(at::Tensor hidden, const StepBatch& batch) const {
+  int64_t product = 0;
+  at::Tensor normed = rms_norm(hidden, layers_.empty() ? final_norm_ : layers_[0].attn_norm, eps_);
+  for (size_t i = 0; i < layers_.size(); ++i, product += kProducts) {
+    const Layer& layer = layers_[i];
+    const bool last = i + 1 == layers_.size();
+    at::Tensor attended = attend(layer, normed, batch, product);
+    if (last) {  // from here on nothing is written to the pool: only the wanted rows go on
+      attended = at::index_select(attended, 0, batch.logit_rows);
+      hidden = at::index_select(hidden, 0, batch.logit_rows);
+    }
+    at::Tensor out = this->normed(multiply(layer.o, attended, product + 1), layer.post_attn_norm);
+    normed = add_rms_norm(hidden, out, layer.mlp_norm, eps_);
+    out = multiply(layer.gate_up, normed, product + 2);
+    out = multiply(layer.down, fused_gated_activation(out, activation_), product + 3);
+    out = this->normed(out, layer.post_mlp_norm);
+    normed = add_rms_norm(hidden, out, last ? final_norm_ : layers_[i + 1].attn_norm, eps_);
+  }
+  return multiply(head_, normed, product);
+}
+
+// Writes the layer's K and V, then attends: [num_tokens, num_heads * head_dim].
+at::Tensor DecoderStack::attend(const Layer& layer, const at::Tensor& normed, const StepBatch& batch,
+                                int64_t product) const {
+  const size_t group = static_cast<size_t>(layer.group);
+  const size_t rope = static_cast<size_t>(layer.rope);
+  const at::Tensor projected = multiply(layer.qkv, normed, product);
+  const at::Tensor query =
+      rope_write_kv(projected, layer.q_norm, layer.k_norm, eps_, batch.cos[rope], batch.sin[rope], std::nullopt,
+                    batch.slots[group], batch.kv[group], layer.index, batch.scales[group], layer.key_offset);
+  const bool full = windows_[group] == 0;  // a layer's own window stays
+  std::optional<at::Tensor> sinks;
+  if (full && !batch.sink_cos.empty()) sinks = sink_query(layer, projected, batch);
+  const at::Tensor attended =
+      paged_attention(query, batch.kv[group], layer.index, batch.block_tables[group], batch.query_starts,
+                      batch.context_lens, attention_scale_, windows_[group], batch.scales[group],
+                      full ? batch.windows : std::nullopt, full ? batch.sinks : std::nullopt, sinks, layer.key_offset);
+  return attended.flatten(1);
+}
+
+// The queries once more, rotated to where the sinks stay within reach.
+at::Tensor DecoderStack::sink_query(const Layer& layer, const at::Tensor& projected, const StepBatch& batch) const {
+  const at::Tensor& kv = batch.kv[static_cast<size_t>(layer.group)];
+  const at::Tensor& cos = *batch.sink_cos[static_cast<size_t>(layer.rope)];
+  const at::Tensor& sin = *batch.sink_sin[static_cast<size_t>(layer.rope)];
+  const int64_t dim = 2 * cos.size(1);
+  at::Tensor query = projected.view({projected.size(0), -1, dim});
+  query = query.narrow(1, 0, query.size(1) - 2 * kv.size(3));
+  if (layer.q_norm.has_value()) query = rms_norm(query, *layer.q_norm, eps_);
+  return rope(query, cos, sin);
+}
+
+at::Tensor DecoderStack::multiply(const Product& product, const at::Tensor& x, int64_t number) const {
+  if (Team* team = Team::led()) team->expect(number + 1);
+  return linear(x, product.weights, product.bias);
+}
+
+// The norm that some models put behind a block.
+at::Tensor DecoderStack::normed(const at::Tensor& x, const std::optional<at::Tensor>& weight) const {
+  return weight.has_value() ? rms_norm(x, *weight, eps_) : x;
+}
+
+TORCH_LIBRARY_FRAGMENT(kvstrata, m) {
+  m.class_<DecoderStack>("DecoderStack")
+      .def(torch::init<double, double, std::string, std::vector<int64_t>, at::Tensor, std::vector<at::Tensor>,
+                       std::optional<at::Tensor>>())
+      .def("add_layer", &DecoderStack::add_layer)
+      .def("offset_keys", &DecoderStack::offset_keys)
+      .def("run", [](const c10::intrusive_ptr<DecoderStack>& self, const at::Tensor& hidden, at::Tensor logit_rows,
+                     at::Tensor query_starts, at::Tensor context_lens, std::vector<at::Tensor> kv,
+                     std::vector<at::Tensor> block_tables, std::vector<at::Tensor> slots, OptionalTensors scales,
+                     std::vector<at::Tensor> cos, std::vector<at::Tensor> sin, std::optional<at::Tensor> windows,
+                     std::optional<at::Tensor> sinks, OptionalTensors sink_cos, OptionalTensors sink_sin) {
+        const StepBatch batch{std::move(logit_rows),   std::move(query_starts), std::move(context_lens), std::move(kv),
+                              std::move(block_tables), std::move(slots),        std::move(scales),       std::move(cos),
+                              std::move(sin),          std::move(windows),      std::move(sinks),
+                              std::move(sink_cos),     std::move(sink_sin)};
+        return self->run(hidden, batch);
+      });
+}
+
+}  // namespace kvstrata

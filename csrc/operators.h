@@ -1,0 +1,35 @@
+// The operators that a decoder's layers are made of, for code that calls them without torch's dispatch. Their
+// arguments are those of the schemas in kvstrata.kernels.schemas.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "team.h"
+
+namespace kvstrata {
+
+at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::optional<at::Tensor>& bias);
+// What the product with a packed weight reads, in the pieces that threads take. Raises ValueError on another tensor.
+Stretch packed_stretch(const at::Tensor& weight);
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor add_rms_norm(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor fused_gated_activation(const at::Tensor& gate_up, c10::string_view kind);
+
+at::Tensor rope(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>& q_norm,
+                         const std::optional<at::Tensor>& k_norm, double eps, const at::Tensor& cos,
+                         const at::Tensor& sin, const std::optional<at::Tensor>& positions, const at::Tensor& slots,
+                         const at::Tensor& kv, int64_t layer, const std::optional<at::Tensor>& scales,
+                         const std::optional<at::Tensor>& key_offset);
+
+at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
+                           const at::Tensor& block_tables, const at::Tensor& query_starts,
+                           const at::Tensor& context_lens, double scale, int64_t window,
+                           const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& windows,
+                           const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& sink_query,
+                           const std::optional<at::Tensor>& key_offset);
+
+}  // namespace kvstrata
