@@ -56,7 +56,7 @@ class ValkeyTier:
         self._values = Values(context, settings, clocks or Clocks())
         count = 2 * settings.connections
         self._loaders = ThreadPoolExecutor(count, "kvstrata-valkey-load")
-        self._storers = ThreadPoolExecutor(settings.connections, "kvstrata-valkey-store", step_back)
+        self._storers = ThreadPoolExecutor(settings.connections, "kvstrata-valkey-store")
         # Apart from those that hand out the work, which would else wait for each other.
         self._movers = ThreadPoolExecutor(4 * count, "kvstrata-valkey-move")
         self._askers = ThreadPoolExecutor(count, "kvstrata-valkey-ask")
