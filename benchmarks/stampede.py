@@ -2,12 +2,13 @@
 
 Real Valkey servers and processes, all on this machine: requests of one output token with one cold prefix and
 tails of their own, evenly over the processes, begun at the same moment. Measured are one process that has all
-the requests to itself (without a tier, and over one), the processes together with leases, and without. Before,
-each process has used all of its pool, whose pages are otherwise given to it one by one while time is measured.
-Prints one JSON object; progress goes to stderr.
+the requests to itself (without a tier, and over one), the processes together with leases, and without. Each
+process has used all of its pool before, whose pages are otherwise given to it while time is measured. Prints
+one JSON object; progress goes to stderr.
 
 Usage: python benchmarks/stampede.py [--processes 4] [--requests 32] [--tokens 2000] [--servers 3]
-                                     [--rounds 1] [--kinds alone,leases] [--kv-memory 80MiB] [--model M] [--threads T]
+                                     [--rounds 1] [--kinds alone,leases] [--kv-memory 80MiB] [--model M]
+                                     [--threads T]
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from kvstrata.tiers.tier import Address, StoreContext
 
 @dataclass
 class MemoryLeases:
-    """Leases in a dictionary. failing: calls raise. frozen: renewals are lost on their way. stored: whether the
-    block of a key is where the leases are.
+    """Leases in a dictionary. failing: calls raise. frozen: renewals are lost on their way.
+
+    stored: whether the block of a key is where the leases are.
     """
 
     clock: Callable[[], float]

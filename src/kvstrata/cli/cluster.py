@@ -16,7 +16,7 @@ _STOP_SECONDS = 30.0
 
 
 class EngineProcess:
-    """An engine that `cluster_worker` runs. settings: of `EngineConfig`. pool_tokens: known once it is ready."""
+    """An engine that `cluster_worker` runs. settings: of `EngineConfig`. pool_tokens: once it is ready."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.pool_tokens = 0

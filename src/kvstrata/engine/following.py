@@ -2,9 +2,9 @@
 
 A sequence that lacks blocks asks for the lease of the first of them. Who gets it leads. The others hold no
 place in the pool; now and then they ask for the lease again, which is free when the leader is gone and tells
-with it whether the block has appeared. Only then they look what else has, and load it. They compute themselves
-when they have lost more time than they chose to risk, compared with having computed from the start. Only the
-engine's thread is in here; it waits for nothing.
+with it whether the block has appeared. Only then they look what else has, and load it. They compute
+themselves when they have lost more time than they chose to risk, compared with having computed from the
+start. Only the engine's thread is in here; it waits for nothing.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class LeasePace:
         return min(max(self.step_seconds / 20, _LEAST_INTERVAL, self._desk.round_trip), _MOST_INTERVAL)
 
     def next_look(self, now: float, moved: float, missing: int) -> float:
-        """When to look again, of who looks now, saw something appear last at `moved`, and lacks so many blocks.
+        """When to look again, of who looks now, saw blocks appear last at `moved`, and lacks so many more.
 
         More has often appeared with it by the next interval; then a step passes until the leader's next
         blocks, which are looked for half-way to that moment, again half-way from there, and so on. What may

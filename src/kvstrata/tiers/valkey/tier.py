@@ -32,7 +32,7 @@ from kvstrata.tiers.valkey.scanning import scan
 from kvstrata.tiers.valkey.servers import Servers
 from kvstrata.tiers.valkey.settings import Server, ValkeySettings, parse_servers, read_servers
 from kvstrata.tiers.valkey.values import Values
-from kvstrata.tiers.worker import completed, step_back
+from kvstrata.tiers.worker import completed
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ class ValkeyTier:
         self._values = Values(context, settings, clocks or Clocks())
         count = 2 * settings.connections
         self._loaders = ThreadPoolExecutor(count, "kvstrata-valkey-load")
+        # Not behind the engine's threads, as other tiers' stores are: those who follow wait for them.
         self._storers = ThreadPoolExecutor(settings.connections, "kvstrata-valkey-store")
         # Apart from those that hand out the work, which would else wait for each other.
         self._movers = ThreadPoolExecutor(4 * count, "kvstrata-valkey-move")
