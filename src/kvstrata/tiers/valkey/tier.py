@@ -103,6 +103,11 @@ class ValkeyTier:
         """Seconds that a block is served at most."""
         return self.settings.ttl
 
+    @property
+    def available(self) -> bool:
+        """Whether some server is worth asking."""
+        return any(node.is_up for node in self.servers.nodes)
+
     def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
         if self._closed or not addresses:
             return [False] * len(addresses)
