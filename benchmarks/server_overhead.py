@@ -147,7 +147,7 @@ def _request(prompt: list[int], tokens: int) -> bytes:
 
 
 def _direct(args: argparse.Namespace) -> None:
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # what the command line does for the server
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # what the command line does for the server
     from kvstrata import LLM, SamplingParams  # noqa: PLC0415  (loads torch)
 
     llm = LLM(args.model, kv_memory=_KV_MEMORY)

@@ -9,18 +9,22 @@ from dataclasses import dataclass, field
 from faulty_tier import FaultyTier
 
 from kvstrata.tiers.lease import Claim, Lease
-from kvstrata.tiers.tier import StoreContext
+from kvstrata.tiers.tier import Address, StoreContext
 
 
 @dataclass
 class MemoryLeases:
-    """Leases in a dictionary. failing: calls raise. frozen: renewals are lost on their way."""
+    """Leases in a dictionary. failing: calls raise. frozen: renewals are lost on their way.
+
+    stored: whether the block of a key is where the leases are.
+    """
 
     clock: Callable[[], float]
     failing: bool = False
     frozen: bool = False
     held: dict[bytes, tuple[bytes, float]] = field(default_factory=dict)
     claims: int = 0
+    stored: Callable[[bytes], bool] = lambda key: False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(
@@ -57,7 +61,8 @@ class MemoryLeases:
         if won:
             self.held[lease.name] = (lease.value, self.clock() + seconds)
         seen = [self._value(name) for name in (lease.name, *names)]
-        return Claim(won, tuple(value for value in seen if value is not None))
+        holders = tuple(value for value in seen if value is not None)
+        return Claim(won, holders, self.stored(lease.name))
 
     def _renew(self, lease: Lease, seconds: float) -> bool:
         if self._mine(lease):
@@ -83,6 +88,13 @@ class SharedTier(FaultyTier):
     ) -> None:
         super().__init__(context, clock, 16 << 20)
         self.leases = leases
+        self.lookups = 0
+        if leases is not None:
+            leases.stored = lambda key: super(SharedTier, self).lookup([Address(key, 0)])[0]
+
+    def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
+        self.lookups += 1
+        return super().lookup(addresses, segments)
 
     def close(self) -> None:
         """Others go on with it."""

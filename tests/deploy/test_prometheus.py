@@ -52,6 +52,14 @@ def test_every_metric_of_the_dashboard_is_told(told: set[str]):
     assert named - told == set()
 
 
+@pytest.mark.parametrize("kind", ["tier_server_", "lease_", "refreshes_", "spec_decode_"])
+def test_the_dashboard_shows_all_of_a_kind_that_is_told(told: set[str], kind: str):
+    named = {name for text in expressions(json.loads(DASHBOARD.read_text())) for name in NAME.findall(text)}
+    of_kind = {name for name in told if name.startswith(f"kvstrata:{kind}")}
+    assert of_kind
+    assert of_kind - named == set()
+
+
 @pytest.mark.parametrize("file", ["alerts.yml", "alerts_test.yml"])
 def test_every_metric_of_the_alerts_is_told(told: set[str], file: str):
     named = set(NAME.findall((PROMETHEUS / file).read_text()))

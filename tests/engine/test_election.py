@@ -127,3 +127,37 @@ def test_a_leader_that_is_slower_than_its_follower_is_not_waited_for_for_ever() 
     assert waited <= pace.patience(len(PREFIX) // BLOCK) + BUDGET * TOKEN_SECONDS + 0.5
     cluster.run()
     assert cluster.results["r1"].outputs[0].token_ids == alone([*PREFIX, 2])
+
+
+def test_a_follower_looks_for_all_that_is_missing_only_when_some_of_it_has_appeared() -> None:
+    cluster = Cluster(2)
+    for n in range(2):
+        cluster.ask(n, f"r{n}", [*PREFIX, 1 + n])
+    cluster.lead(0)
+    cluster.follow(1)
+    place, leases = cluster.place, cluster.leases
+    assert place is not None
+    for _ in range(10):  # it loads what the leader's first step came to
+        cluster._step(1)
+    cluster.clock.now += 0.04
+    cluster._step(1)
+    lookups, claims = place.lookups, leases.claims
+    for _ in range(30):  # the leader's second step takes longer than a step does
+        cluster.clock.now += 0.03
+        cluster._step(1)
+        leases.keep()
+    assert leases.claims >= claims + 5
+    assert place.lookups == lookups
+    cluster.run()
+    assert cluster.computed == len(PREFIX) + 2
+
+
+def test_of_the_requests_of_an_engine_one_asks_for_what_all_of_them_lack() -> None:
+    cluster = Cluster(1)
+    for n in range(8):
+        cluster.ask(0, f"r{n}", [*PREFIX, 1 + n])
+    cluster.lead(0)
+    assert cluster.place is not None
+    assert cluster.place.lookups == 2  # one before, and one after it has the lease
+    cluster.run()
+    assert cluster.computed == len(PREFIX) + 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -45,3 +46,17 @@ def test_short_prompts_and_slow_places_are_not_worth_a_lease() -> None:
     slow = pace_of(1.0)
     assert not slow.worth(100, 0.0)
     assert slow.worth(200, 0.0)
+
+
+def test_looks_come_closer_to_each_other_towards_the_end_of_the_leader_s_step() -> None:
+    pace = pace_of()
+    step, looks = pace.step_seconds, [pace.next_look(0.0, 0.0, 100)]
+    assert looks[0] == pytest.approx(pace.interval)  # more of the step that something appeared of
+    while looks[-1] < step:
+        looks.append(pace.next_look(looks[-1], 0.0, 100))
+    waits = [b - a for a, b in itertools.pairwise(looks)]
+    assert waits == sorted(waits, reverse=True)
+    assert len(looks) <= 8
+    assert step <= looks[-1] <= step + pace.interval
+    assert pace.next_look(3 * step, 0.0, 100) == pytest.approx(3 * step + pace.interval)
+    assert pace.next_look(0.1 * step, 0.0, 32) == pytest.approx(0.1 * step + pace.interval)  # the last step's

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import pytest
 from faulty_tier import FaultyTier
@@ -11,7 +12,8 @@ from toy import FakeClock, MakeTiers, Toy, make_toy
 
 from kvstrata import SamplingParams
 from kvstrata.engine.outputs import RequestOutput
-from kvstrata.tiers.tier import StoreContext, Tier
+from kvstrata.tiers.tier import Record, StoreContext, Stored, Tier
+from kvstrata.tiers.worker import completed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PROMPT = [1 + i * 3 % 90 for i in range(33)]
@@ -161,3 +163,74 @@ def test_closing_does_not_wait_for_ever_for_a_tier_that_hangs() -> None:
     closing.join(20.0)
     assert not closing.is_alive()
     made[0].gate.set()
+
+
+class Elsewhere(FaultyTier):
+    """A tier on other machines. gone: all of them are; known: that is known before a store meets it. refused:
+    stores that met it.
+    """
+
+    gone = False
+    known = True
+    refused = 0
+
+    @property
+    def available(self) -> bool:
+        return not (self.gone and self.known)
+
+    def store(self, records: Sequence[Record]) -> Future[list[Stored]]:
+        if self.gone:
+            self.refused += 1
+            return completed([Stored("unavailable")] * len(records))
+        return super().store(records)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_was_computed_while_all_servers_were_down_is_offered_when_one_is_back(known: bool) -> None:
+    made: list[FaultyTier] = []
+
+    def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
+        made.append(Elsewhere(context, clock))
+        return list(made)
+
+    toy = make_toy(tiers=make)
+    tier = made[0]
+    assert isinstance(tier, Elsewhere)
+    tier.gone, tier.known = True, known
+    first = ask(toy, "first")
+    toy.engine.drain(10.0)
+    assert toy.engine.tiering is not None
+    assert toy.engine.tiering.offload.dirty == 9
+    refused = tier.refused
+    assert (refused == 0) == known
+    for _ in range(50):  # all this in no time: it is not asked again and again
+        toy.engine.tend()
+        toy.engine.drain(10.0)
+    assert tier.refused == refused
+    tier.gone = False
+    toy.clock.now += 1.5
+    for _ in range(4):
+        toy.engine.tend()
+        toy.engine.drain(10.0)
+    assert toy.engine.tiering.offload.dirty == 0
+    toy.engine.reset_cache()
+    again = ask(toy, "again")
+    assert again.usage.cached_by_source["faulty"] == 32
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_closing_does_not_wait_for_a_tier_that_takes_nothing(known: bool) -> None:
+    made: list[FaultyTier] = []
+
+    def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
+        made.append(Elsewhere(context, clock))
+        return list(made)
+
+    toy = make_toy(tiers=make)
+    made[0].gone, made[0].known = True, known  # type: ignore[attr-defined]
+    ask(toy, "first")
+    closing = threading.Thread(target=toy.engine.close, args=(600.0,), daemon=True)
+    closing.start()
+    closing.join(60.0)
+    assert not closing.is_alive()

@@ -16,9 +16,10 @@ _STOP_SECONDS = 30.0
 
 
 class EngineProcess:
-    """An engine that `cluster_worker` runs. settings: of `EngineConfig`."""
+    """An engine that `cluster_worker` runs. settings: of `EngineConfig`. pool_tokens: once it is ready."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.pool_tokens = 0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kvstrata.cli.cluster_worker"],
             stdin=subprocess.PIPE,
@@ -76,7 +77,7 @@ def engine_processes(settings: Mapping[str, Any], count: int) -> Iterator[list[E
         for _ in range(count):
             engines.append(EngineProcess(settings))
         for engine in engines:
-            engine.receive()
+            engine.pool_tokens = engine.receive()["pool_tokens"]
         yield engines
     finally:
         for engine in engines:

@@ -1,7 +1,7 @@
 """An engine in a process of its own, told what to do by lines of JSON on stdin, and telling on stdout.
 
 `python -m kvstrata.cli.cluster_worker` reads a first line with the settings of `EngineConfig` and answers
-`{"ready": true}`. Then each line is a request and has one line of answer:
+`{"ready": true, "pool_tokens": n}`. Then each line is a request and has one line of answer:
 
 - `{"ask": [[token ids], ...], "at": seconds}`: answers with one token each, begun at that time of the
   monotonic clock, which all processes of a machine share;
@@ -34,7 +34,7 @@ def main() -> None:
     except KVStrataError as error:
         _tell({"error": str(error)})
         return
-    _tell({"ready": True})
+    _tell({"ready": True, "pool_tokens": llm.engine.cache.capacity_tokens})
     with llm:
         for line in sys.stdin:
             request = json.loads(line)

@@ -58,8 +58,12 @@ class Election:
         return self._following.meets(sequence)
 
     def rests(self, sequence: Sequence) -> bool:
-        """Whether it follows, and it is not yet time to look again."""
+        """See `Following.rests`."""
         return self._following.rests(sequence)
+
+    def seconds_to_look(self) -> float:
+        """See `Following.seconds_to_look`."""
+        return self._following.seconds_to_look()
 
     def decide(self, sequence: Sequence, plan: LoadPlan, end: int, load_seconds: float) -> Verdict:
         """See `Following.decide`."""

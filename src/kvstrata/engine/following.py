@@ -1,13 +1,15 @@
 """Who follows: sequences that wait, in the queue, for blocks that another process computes just now.
 
 A sequence that lacks blocks asks for the lease of the first of them. Who gets it leads. The others hold no
-place in the pool; each interval they ask for the lease again, which is free when the leader is gone, look
-what has appeared, and load it. They compute themselves when they have lost more time than they chose to risk,
-compared with having computed from the start. Only the engine's thread is in here; it waits for nothing.
+place in the pool; now and then they ask for the lease again, which is free when the leader is gone and tells
+with it whether the block has appeared. Only then they look what else has, and load it. They compute
+themselves when they have lost more time than they chose to risk, compared with having computed from the
+start. Only the engine's thread is in here; it waits for nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,15 +32,18 @@ Verdict = Literal["go", "wait", "again", "load"]
 class _Meeting:
     """A sequence that waits for a claim or for a leader.
 
-    base: blocks that were there when it came; seen: the most that were there since.
+    base: blocks that were there when it came; seen: the most that were there since; moved: when that became
+    more. looked: whether all that is missing was looked for after the claim.
     """
 
     since: float
     base: int
     seen: int
     patience: float
+    moved: float
     lease: Lease
     position: int
+    looked: bool = True
     claim: Future[list[Claim]] | None = None
     followed: bool = False
     next_look: float = 0.0
@@ -76,9 +81,17 @@ class Following:
         return sequence in self._meetings
 
     def rests(self, sequence: Sequence) -> bool:
-        """Whether it follows, and it is not yet time to look again."""
+        """Whether it follows, and it is not yet time to look again, or a claim is under way."""
         meeting = self._meetings.get(sequence)
-        return meeting is not None and meeting.claim is None and self._clock() < meeting.next_look
+        if meeting is None or (meeting.claim is not None and meeting.claim.done()):
+            return False
+        patience = 0.0 if meeting.claim is None else meeting.patience
+        return self._clock() < meeting.next_look + patience
+
+    def seconds_to_look(self) -> float:
+        """How long all sequences here rest; infinite where none waits for a leader."""
+        looks = [m.next_look for m in self._meetings.values() if m.claim is None]
+        return max(0.0, min(looks, default=math.inf) - self._clock())
 
     def decide(self, sequence: Sequence, plan: LoadPlan, end: int, load_seconds: float) -> Verdict:
         """What a waiting sequence does. plan: of what is there now; end: blocks that could be found at all.
@@ -95,14 +108,12 @@ class Following:
                 return "go"
             self._meetings[sequence] = self._meet(sequence, plan.available, end)
             return "again"
-        advanced = plan.available > meeting.seen
-        meeting.seen = max(meeting.seen, plan.available)
+        now = self._clock()
+        if plan.available > meeting.seen:
+            meeting.seen, meeting.moved = plan.available, now
+            meeting.next_look = self._pace.next_look(now, now, end - meeting.seen)
         if meeting.claim is not None and (verdict := self._claimed(sequence, meeting, plan, end)) is not None:
             return verdict
-        now = self._clock()
-        if advanced and end - meeting.seen > self._pace.step_blocks:
-            # The leader's next step takes its time; but what comes of the last one is wanted at once.
-            meeting.next_look = now + self._pace.step_seconds / 2
         behind = now - meeting.since - (meeting.seen - meeting.base) * self._pace.block_seconds
         if behind > meeting.patience:
             self._counts.timeouts += 1
@@ -110,13 +121,15 @@ class Following:
             return "go"
         if now >= meeting.next_look:
             self._ask(meeting, sequence, meeting.seen, end)
-            return "again"
+            meeting.looked = False
+            return "wait"
         return "load" if plan.end - plan.first >= SEGMENT_BLOCKS else "wait"
 
     def _meet(self, sequence: Sequence, available: int, end: int) -> _Meeting:
         lease = lease_of(sequence.chain, available, end, self._owner)
         patience = self._pace.patience(end - available)
-        meeting = _Meeting(self._clock(), available, available, patience, lease, available)
+        now = self._clock()
+        meeting = _Meeting(now, available, available, patience, now, lease, available)
         self._ask(meeting, sequence, available, end)
         return meeting
 
@@ -125,14 +138,15 @@ class Following:
         keys = sequence.chain.keys
         meeting.position = position
         meeting.lease = lease_of(sequence.chain, position, end, self._owner)
-        meeting.next_look = self._clock() + self._pace.interval
+        meeting.looked = True
+        meeting.next_look = self._pace.next_look(self._clock(), meeting.moved, end - position)
         watched = keys[segment_of(position) : position]
         meeting.claim = self._desk.claim([meeting.lease], self._pace.lease_seconds, [watched])
 
     def _claimed(self, sequence: Sequence, meeting: _Meeting, plan: LoadPlan, end: int) -> Verdict | None:
         """What comes of a claim; None: another leads."""
         assert meeting.claim is not None
-        if not meeting.claim.done() and self._clock() < meeting.next_look + meeting.patience:
+        if self.rests(sequence):
             return "wait"
         outcome = outcome_of(meeting.claim) if meeting.claim.done() else None
         if outcome is None:
@@ -143,8 +157,11 @@ class Following:
             self._give_back_when_won(meeting)
             meeting.claim = None
             return None  # there is a leader; whether it still is, the next claim may tell
-        meeting.claim = None
         [claim] = outcome
+        if not meeting.looked and (claim.won or claim.stored):
+            meeting.looked = True
+            return "again"
+        meeting.claim = None
         if claim.held_by_another(meeting.lease.name, self._owner) or not claim.won:
             if claim.won:
                 self._desk.release([meeting.lease])

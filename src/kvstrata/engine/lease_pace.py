@@ -29,11 +29,6 @@ class LeasePace:
             self._slowest_step = max(seconds, _KEEP * self._slowest_step)
 
     @property
-    def step_blocks(self) -> int:
-        """Blocks that a step computes at most."""
-        return self._token_budget // self._block_size
-
-    @property
     def block_seconds(self) -> float:
         """To compute a block."""
         return (self._prefill.seconds_per_token or 0.0) * self._block_size
@@ -52,6 +47,18 @@ class LeasePace:
     def interval(self) -> float:
         """Between two looks of a follower."""
         return min(max(self.step_seconds / 20, _LEAST_INTERVAL, self._desk.round_trip), _MOST_INTERVAL)
+
+    def next_look(self, now: float, moved: float, missing: int) -> float:
+        """When to look again, of who looks now, saw blocks appear last at `moved`, and lacks so many more.
+
+        More has often appeared with it by the next interval; then a step passes until the leader's next
+        blocks, which are looked for half-way to that moment, again half-way from there, and so on. What may
+        be the last of it is wanted at once.
+        """
+        left = moved + self.step_seconds - now
+        if now <= moved or missing * self._block_size <= self._token_budget:
+            left = 0.0
+        return now + max(self.interval, left / 2)
 
     def patience(self, blocks: int) -> float:
         """What who lacks so many blocks may lose by waiting for them, against computing them at once.

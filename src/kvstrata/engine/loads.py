@@ -27,7 +27,7 @@ from kvstrata.tiers.tier import Address, Identity
 from kvstrata.tiers.write_behind import Settled
 
 _LOOKUP_WAIT = 0.002  # seconds that admission waits for tiers that answer at once, as those in memory do
-_WAIT, _WAIT_FOR_OTHERS = 0.01, 0.03  # seconds of a step without work
+_WAIT, _WAIT_FOR_OTHERS, _LEAST_WAIT = 0.01, 0.03, 0.001  # seconds of a step without work
 _LOOKUP_AGE = 1.0  # seconds after which an answer is asked for anew
 _MOST_ASKED = 16  # questions that wait for an answer at a time
 _TRY_ANYWAY = 32  # so many times what was slow is left out before it is tried again
@@ -98,7 +98,9 @@ class Loads:
     @property
     def wait_seconds(self) -> float:
         """How long a step without work waits: longer where only other processes may bring some."""
-        return _WAIT if self._asked or self._loading or self._abandoned else _WAIT_FOR_OTHERS
+        if self._asked or self._loading or self._abandoned or self.election is None:
+            return _WAIT
+        return min(max(self.election.seconds_to_look(), _LEAST_WAIT), _WAIT_FOR_OTHERS)
 
     @property
     def lost_blocks(self) -> bool:

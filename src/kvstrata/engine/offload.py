@@ -1,7 +1,8 @@
 """From the pool to the tiers: full blocks are queued as they are published, so that a kill loses little.
 
 Blocks are copied aside within the step that published them; from then on the pool may evict them freely. What
-the queue has no room for stays in the pool as dirty: it is evicted after all others, and offered again.
+the queue has no room for, or no tier could take, stays in the pool as dirty: it is evicted after all others,
+and offered again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from kvstrata.tiers.tier import Address, Identity
 from kvstrata.tiers.write_behind import Offer, Settled
 
 _DIRTY_AT_ONCE = 8  # so many are offered again in one step, that it stays short
+_PAUSE = 1.0  # seconds until a tier that could not take some is asked again
+_FAILED = frozenset(("io_error", "unavailable"))
 
 
 class Offload:
@@ -29,6 +32,7 @@ class Offload:
         self._fresh: list[tuple[Address, int, Meta]] = []
         self._sources: Mapping[Address, int] = {}
         self._dirty: dict[Address, Meta] = {}
+        self._retry_at = float("-inf")
         self._again: deque[tuple[Address, int | None, Callable[[], None]]] = deque()
         cache.watch_published(self._published)
 
@@ -46,7 +50,7 @@ class Offload:
 
     @property
     def dirty(self) -> int:
-        """Blocks in the pool that the queue had no room for."""
+        """Blocks in the pool that the queue had no room for, or no tier could take."""
         return len(self._dirty)
 
     def loaded(self, sources: Mapping[Address, int]) -> None:
@@ -63,7 +67,7 @@ class Offload:
         for source, blocks in by_source.items():
             if source != 0:
                 self._offer(blocks, source)
-        if self._dirty:
+        if self._dirty and self._cache.clock() >= self._retry_at:
             self._retry()
         if self._again:
             self._renew()
@@ -77,7 +81,9 @@ class Offload:
     def settle(self, settled: Iterable[Settled]) -> None:
         """Some stores have ended. What a tier had no use for is not asked again, what it could not is."""
         for done in settled:
-            if done.dropped == "io_error" and (meta := self._cache.meta_of(*done.address)) is not None:
+            if done.dropped == "unavailable":
+                self._retry_at = self._cache.clock() + _PAUSE
+            if done.dropped in _FAILED and (meta := self._cache.meta_of(*done.address)) is not None:
                 self._mark(done.address, meta)
 
     def _published(self, key: bytes, group: int, block: int, meta: Meta) -> None:

@@ -185,8 +185,7 @@ class Scheduler:
     def _stop_meeting(self, sequence: Sequence) -> None:
         """A sequence that waits does so no longer for other processes, nor do others here for it."""
         if self._loads is not None and sequence.status in {Status.WAITING, Status.LOADING}:
-            if self._loads.meets(sequence):
-                self._stop_leading(sequence, sequence.chain.keys)
+            self._stop_leading(sequence, sequence.chain.keys)
             self._loads.leave(sequence)
 
     def _displace(self) -> None:
@@ -213,10 +212,9 @@ class Scheduler:
                 self._stop_meeting(sequence)
                 continue
             plan = None if self._loads is None else self._loads.consider(sequence, hit)
-            if plan is None and self._loads is not None:
-                if self._loads.meets(sequence):
-                    self._lead(sequence, hit)  # one here waits for another process, the others for that one
-                continue  # the tiers have not answered
+            if plan is None and self._loads is not None:  # tiers have not answered, or another process leads
+                self._lead(sequence, hit)  # one here waits for that, the others for that one
+                continue
             needed = 1 + sequence.request.answers_to_fork
             if places < needed or not self._find_place(sequence, hit, plan):
                 self._stop_meeting(sequence)

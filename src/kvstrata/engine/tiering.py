@@ -23,8 +23,8 @@ _PROBE_EXTRAS = Extras(salt="probe")
 
 @dataclass(frozen=True)
 class TieringStats:
-    """Everything below the pool at one moment. dirty: blocks that the queue had no room for yet. leases: None
-    where no tier keeps any.
+    """Everything below the pool at one moment. dirty: blocks that no tier has taken yet. leases: None where
+    no tier keeps any.
     """
 
     tiers: tuple[TierStats, ...]
@@ -99,6 +99,8 @@ class Tiering:
         self.loads.settle(self.stack.drain(timeout))
         while (self.offload.dirty or self.offload.renewing) and time.monotonic() < end:
             self.offload.flush()
+            if not self.stack.storing:  # nobody takes any now
+                break
             self.loads.settle(self.stack.drain(max(0.0, end - time.monotonic())))
 
     def stats(self) -> TieringStats:

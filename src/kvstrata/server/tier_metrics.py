@@ -104,7 +104,7 @@ def tier_metrics(tiering: Tiering, tiers: Named) -> Iterator[Metric]:
     )
     yield gauges(
         "tier_unstored_blocks",
-        "Blocks of the pool that no tier has had room for yet.",
+        "Blocks of the pool that no tier could take yet.",
         (),
         [((), tiering.offload.dirty)],
     )

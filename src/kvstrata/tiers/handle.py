@@ -47,6 +47,11 @@ class TierHandle:
         self._lock = threading.Lock()
         self._due: dict[Future[Any], float] = {}
 
+    @property
+    def takes(self) -> bool:
+        """Whether blocks may be stored just now: it is not left alone, nor are all parts of it."""
+        return self.breaker.state != "open" and bool(getattr(self.tier, "available", True))
+
     def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes]) -> Future[list[bool]]:
         """Ask which blocks are there."""
         if not self.breaker.allows(moves_bytes=False):

@@ -31,10 +31,13 @@ class Lease(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What came of asking for a lease. holders: values of it, where another has it, and of those watched."""
+    """What came of asking for a lease. holders: values of it, where another has it, and of those watched.
+    stored: whether the first block that it covers was there by then, as far as a glance tells.
+    """
 
     won: bool
     holders: tuple[bytes, ...]
+    stored: bool = False
 
     def held_by_another(self, key: bytes, owner: bytes) -> bool:
         """Whether somebody else is going to compute the block of a key."""

@@ -71,13 +71,13 @@ class WriteBehind:
     def has_room(self, group: int) -> bool:
         """Whether some tier would get a block of this group that is offered now."""
         return self._arena.free(group) > 0 and any(
-            handle.breaker.state != "open" and under_way[group] < self._share
+            handle.takes and under_way[group] < self._share
             for handle, under_way in zip(self._handles, self._under_way, strict=True)
         )
 
     def offer(self, offers: Sequence[Offer], tiers: Sequence[int]) -> list[bool]:
         """Copy blocks aside for these tiers; which of them some tier will get."""
-        takers = [tier for tier in tiers if self._handles[tier].breaker.state != "open"]
+        takers = [tier for tier in tiers if self._handles[tier].takes]
         for tier in set(tiers).difference(takers):
             self.drops[self._handles[tier].name, "unavailable"] += len(offers)
         taken: list[bool] = []

@@ -179,6 +179,10 @@ def test_all_servers_gone_is_misses_and_drops_at_once(opened: Open, valkeys: lis
     assert misses(tier, records) == ["unavailable"] * 40
     assert drops(tier, records) == ["unavailable"] * 40
     assert {server.state for server in tier.usage().servers} <= {"open", "half-open"}
+    assert not tier.available
+    valkeys[1].start()
+    until(lambda: tier.available)
+    assert drops(tier, records) == [None] * 40
 
 
 def test_a_tier_that_is_closed_misses_and_closes_twice(opened: Open):

@@ -1,13 +1,18 @@
 """Copies between servers, behind everything else: what a server missed while it was away, and what it lacks
-since it joined. Nobody waits for them; what there is no room for in the queue is not copied.
+since it joined. Nobody waits for them; what fails is tried again some times while both servers are up, and
+what there is no room for in the queue is not copied.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from kvstrata.tiers.valkey.errors import ReplyError, ServerError
 from kvstrata.tiers.valkey.node import Node
@@ -17,6 +22,10 @@ _MOST_WAITING = 8192  # copies
 _MOST_HINTS = 65536  # names for each server
 _AT_ONCE = 4  # values
 _MOST_TOUCHED = 4096  # names
+_MOST_TRIES = 5
+_FIRST_PAUSE = 0.1  # seconds until a copy that failed is tried again, twice as many each time
+_DOWN_PAUSE = 1.0  # seconds between looks whether a server is back
+_KEPT_SECONDS = 60.0  # that a copy waits for one
 _log = logging.getLogger("kvstrata.tiers")
 
 
@@ -45,6 +54,18 @@ class Hints:
             return sum(map(len, self._missed.values()))
 
 
+@dataclass
+class _Copy:
+    """A value on its way. repair: the target had missed it. until: given up then. tries: that failed."""
+
+    source: Node
+    target: Node
+    name: bytes
+    repair: bool
+    until: float
+    tries: int = 0
+
+
 class Copying:
     """A thread that copies values from server to server and notes uses.
 
@@ -54,7 +75,9 @@ class Copying:
     def __init__(self, due: Callable[[int], float], stall: float) -> None:
         self._due = due
         self._stall = stall
-        self._waiting: deque[tuple[Node, Node, bytes, bool]] = deque()
+        self._waiting: deque[_Copy] = deque()
+        self._failed: list[tuple[float, int, _Copy]] = []  # a heap, by when they are tried again
+        self._numbers = itertools.count()
         self._touched: deque[tuple[Node, list[bytes]]] = deque(maxlen=_MOST_TOUCHED)
         self._condition = threading.Condition()
         self._busy = False
@@ -64,10 +87,11 @@ class Copying:
 
     def add(self, source: Node, target: Node, names: Iterable[bytes], *, repair: bool) -> None:
         """Copy values later on. repair: the target had missed them, and is not only new."""
+        until = time.monotonic() + _KEPT_SECONDS
         with self._condition:
             for name in names:
-                if len(self._waiting) < _MOST_WAITING:
-                    self._waiting.append((source, target, name, repair))
+                if len(self._waiting) + len(self._failed) < _MOST_WAITING:
+                    self._waiting.append(_Copy(source, target, name, repair, until))
             self._condition.notify_all()
 
     def touch(self, node: Node, names: list[bytes]) -> None:
@@ -80,7 +104,8 @@ class Copying:
         """Wait until nothing is to be done, at most so many seconds."""
         with self._condition:
             return self._condition.wait_for(
-                lambda: self._closed or not (self._waiting or self._touched or self._busy), timeout
+                lambda: self._closed or not (self._waiting or self._failed or self._touched or self._busy),
+                timeout,
             )
 
     def close(self) -> None:
@@ -96,7 +121,8 @@ class Copying:
             with self._condition:
                 self._busy = False
                 self._condition.notify_all()
-                self._condition.wait_for(lambda: self._closed or self._waiting or self._touched)
+                while not (self._closed or self._waiting or self._touched or self._due_again()):
+                    self._condition.wait(self._failed[0][0] - time.monotonic() if self._failed else None)
                 if self._closed:
                     return
                 self._busy = True
@@ -107,25 +133,58 @@ class Copying:
                     touched[0].execute([("TOUCH", *touched[1])])
                 else:
                     self._copy(batch)
-            except ServerError:
-                pass  # noted by the node; the values are copied when they are next asked for
+            except ServerError:  # noted by the node
+                self._try_again(batch)
             except Exception:
                 _log.exception("copying between valkey servers failed")
 
-    def _batch(self) -> list[tuple[Node, Node, bytes, bool]]:
-        """The next copies with one source and one target."""
+    def _due_again(self) -> bool:
+        """Put what is to be tried again behind what waits; whether there is any. The lock is held."""
+        now, found = time.monotonic(), False
+        while self._failed and self._failed[0][0] <= now:
+            self._waiting.append(heapq.heappop(self._failed)[2])
+            found = True
+        return found
+
+    def _batch(self) -> list[_Copy]:
+        """The next copies with one source and one target. The lock is held."""
         batch = [self._waiting.popleft()]
-        while self._waiting and len(batch) < _AT_ONCE and self._waiting[0][:2] == batch[0][:2]:
+        pair = (batch[0].source, batch[0].target)
+        while self._waiting and len(batch) < _AT_ONCE:
+            if (self._waiting[0].source, self._waiting[0].target) != pair:
+                break
             batch.append(self._waiting.popleft())
         return batch
 
-    def _copy(self, batch: list[tuple[Node, Node, bytes, bool]]) -> None:
-        source, target, _, repair = batch[0]
-        names = [name for _, _, name, _ in batch]
-        there = target.execute([("EXISTS", name) for name in names])
-        names = [name for name, answer in zip(names, there, strict=True) if answer == 0]
-        if not names:
-            return
+    def _try_again(self, batch: list[_Copy]) -> None:
+        """Keep what failed for later, or give it up: after some tries, of which waiting for a server that is
+        down is none, or when its time is over.
+        """
+        now = time.monotonic()
+        with self._condition:
+            for copy in batch:
+                up = copy.source.is_up and copy.target.is_up
+                pause = _FIRST_PAUSE * 2**copy.tries if up else _DOWN_PAUSE
+                copy.tries += up
+                if copy.tries < _MOST_TRIES and now < copy.until:
+                    heapq.heappush(self._failed, (now + pause, next(self._numbers), copy))
+
+    def _copy(self, batch: list[_Copy]) -> None:
+        source, target = batch[0].source, batch[0].target
+        there = target.execute([("EXISTS", copy.name) for copy in batch])
+        lacking = [copy for copy, answer in zip(batch, there, strict=True) if answer == 0]
+        # A try whose answer did not come in time may have been one that succeeded.
+        copied = sum(copy.tries > 0 for copy in batch) - sum(copy.tries > 0 for copy in lacking)
+        if lacking:
+            copied += self._move(source, target, [copy.name for copy in lacking])
+        with target.lock:
+            if batch[0].repair:
+                target.figures.repairs += copied
+            else:
+                target.figures.copies += copied
+
+    def _move(self, source: Node, target: Node, names: list[bytes]) -> int:
+        """Copy values from one server to the other; how many it has taken. Raises ServerError."""
         due = self._due(0)
         with source.transfer(due) as connection:
             connection.begin(self._due(512 << 20), self._stall)
@@ -139,9 +198,4 @@ class Copying:
             connection.begin(self._due(512 << 20), self._stall)
             connection.send(commands)
             outcomes = [connection.reply() for _ in commands]
-        copied = sum(not isinstance(outcome, ReplyError) for outcome in outcomes)
-        with target.lock:
-            if repair:
-                target.figures.repairs += copied
-            else:
-                target.figures.copies += copied
+        return sum(not isinstance(outcome, ReplyError) for outcome in outcomes)

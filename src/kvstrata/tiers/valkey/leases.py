@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from kvstrata.tiers.lease import Claim, Lease
+from kvstrata.tiers.tier import Address
 from kvstrata.tiers.valkey.errors import ReplyError, ServerAvoidedError
 from kvstrata.tiers.valkey.names import Names
 from kvstrata.tiers.valkey.resp import Command, Reply, script
@@ -46,15 +47,19 @@ class ValkeyLeases:
             own = self._name(lease.segment, lease.name)
             others = [self._name(lease.segment, name) for name in names]
             commands.append(
-                [("SET", own, lease.value, "NX", "PX", _milliseconds(seconds)), ("MGET", own, *others)]
+                [
+                    ("SET", own, lease.value, "NX", "PX", _milliseconds(seconds)),
+                    ("MGET", own, *others),
+                    ("EXISTS", self._names.block(Address(lease.name, 0), lease.segment)),
+                ]
             )
         claims = []
         for replies in self._execute(leases, commands):
-            won, values = replies
+            won, values, stored = replies
             if isinstance(won, ReplyError) or not isinstance(values, list):
                 raise ServerAvoidedError(str(won if isinstance(won, ReplyError) else values))
             claims.append(
-                Claim(won is not None, tuple(value for value in values if isinstance(value, bytes)))
+                Claim(won is not None, tuple(v for v in values if isinstance(v, bytes)), stored == 1)
             )
         return claims
 

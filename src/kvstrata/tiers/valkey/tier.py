@@ -32,7 +32,7 @@ from kvstrata.tiers.valkey.scanning import scan
 from kvstrata.tiers.valkey.servers import Servers
 from kvstrata.tiers.valkey.settings import Server, ValkeySettings, parse_servers, read_servers
 from kvstrata.tiers.valkey.values import Values
-from kvstrata.tiers.worker import completed, step_back
+from kvstrata.tiers.worker import completed
 
 T = TypeVar("T")
 
@@ -56,7 +56,8 @@ class ValkeyTier:
         self._values = Values(context, settings, clocks or Clocks())
         count = 2 * settings.connections
         self._loaders = ThreadPoolExecutor(count, "kvstrata-valkey-load")
-        self._storers = ThreadPoolExecutor(settings.connections, "kvstrata-valkey-store", step_back)
+        # Not behind the engine's threads, as other tiers' stores are: those who follow wait for them.
+        self._storers = ThreadPoolExecutor(settings.connections, "kvstrata-valkey-store")
         # Apart from those that hand out the work, which would else wait for each other.
         self._movers = ThreadPoolExecutor(4 * count, "kvstrata-valkey-move")
         self._askers = ThreadPoolExecutor(count, "kvstrata-valkey-ask")
@@ -101,6 +102,11 @@ class ValkeyTier:
     def ttl(self) -> float:
         """Seconds that a block is served at most."""
         return self.settings.ttl
+
+    @property
+    def available(self) -> bool:
+        """Whether some server is worth asking."""
+        return any(node.is_up for node in self.servers.nodes)
 
     def lookup(self, addresses: Sequence[Address], segments: Sequence[bytes] = ()) -> list[bool]:
         if self._closed or not addresses:
