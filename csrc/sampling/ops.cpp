@@ -1,4 +1,4 @@
-// torch.ops.kvstrata.{argmax, logsumexp, top_k} on the CPU.
+// torch.ops.kvstrata.{finite_rows, argmax, logsumexp, top_k} on the CPU.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -25,6 +25,15 @@ void for_each_logits_row(const at::Tensor& logits, const Run& run) {
   const float* first = logits.const_data_ptr<float>();
   for_each_item(rows, useful_threads(logits.numel() / 4, rows),
                 [&](int64_t, int64_t row) { run(row, first + row * logits.stride(0)); });
+}
+
+at::Tensor finite_rows(const at::Tensor& logits) {
+  check_logits("finite_rows", logits);
+  at::Tensor out = at::empty({logits.size(0)}, logits.options().dtype(at::kBool));
+  bool* finite = out.data_ptr<bool>();
+  const SamplingKernels& kernels = KVSTRATA_PICK(sampling_kernels);
+  for_each_logits_row(logits, [&](int64_t row, const float* x) { finite[row] = kernels.finite(x, logits.size(1)); });
+  return out;
 }
 
 at::Tensor argmax(const at::Tensor& logits) {
@@ -63,6 +72,7 @@ std::tuple<at::Tensor, at::Tensor> top_k(const at::Tensor& logits, int64_t k) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) {
+  m.impl("finite_rows", finite_rows);
   m.impl("argmax", argmax);
   m.impl("logsumexp", logsumexp);
   m.impl("top_k", top_k);

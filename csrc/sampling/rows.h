@@ -19,6 +19,22 @@ inline F16 logits_at(const float* logits, int64_t i, int64_t size) {
   return select((1u << n) - 1u, load_first(logits + i, n), set1(-INFINITY));
 }
 
+// Zero times what is not finite is NaN, and stays it.
+inline bool finite(const float* logits, int64_t size) {
+  constexpr int kLanes = 4;
+  F16 sums[kLanes];
+  for (F16& sum : sums) sum = zero();
+  int64_t i = 0;
+  for (; i + 16 * kLanes <= size; i += 16 * kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) sums[lane] = fma(load(logits + i + 16 * lane), zero(), sums[lane]);
+  }
+  for (; i < size; i += 16) {
+    const int n = size - i < 16 ? static_cast<int>(size - i) : 16;
+    sums[0] = fma(load_first(logits + i, n), zero(), sums[0]);
+  }
+  return tree_sum((sums[0] + sums[1]) + (sums[2] + sums[3])) == 0.0f;
+}
+
 inline float largest(const float* logits, int64_t size) {
   F16 best = set1(-INFINITY);
   for (int64_t i = 0; i < size; i += 16) best = max(logits_at(logits, i, size), best);  // NaN leaves `best`
@@ -119,7 +135,7 @@ inline void top_k(const float* logits, int64_t size, int64_t k, float* values, i
   }
 }
 
-extern const SamplingKernels sampling_kernels = {argmax, logsumexp, top_k};
+extern const SamplingKernels sampling_kernels = {finite, argmax, logsumexp, top_k};
 
 }  // namespace KVSTRATA_ISA
 }  // namespace kvstrata

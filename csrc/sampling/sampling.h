@@ -6,6 +6,8 @@
 namespace kvstrata {
 
 struct SamplingKernels {
+  // Whether no logit is infinite or NaN.
+  bool (*finite)(const float* logits, int64_t size);
   // Index of the largest logit, the lowest of equals. NaN never wins.
   int64_t (*argmax)(const float* logits, int64_t size);
   // log(sum(exp(logits))).

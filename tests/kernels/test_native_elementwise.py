@@ -153,6 +153,17 @@ def test_sampling_operators_have_the_written_bits(vocabulary: int) -> None:
         assert torch.equal(everywhere(lambda k=k: ops.top_k(logits, k)[1]), ranked)
 
 
+@pytest.mark.parametrize("vocabulary", [1, 15, 16, 63, 64, 65, 1000, 5003])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_one_broken_logit_shows_wherever_it_is(vocabulary: int, broken: float) -> None:
+    logits = torch.full((3, vocabulary), torch.finfo(torch.float32).max)
+    assert everywhere(lambda: ops.finite_rows(logits)).all()
+    for place in {0, vocabulary // 2, vocabulary - 1}:
+        logits[1] = -torch.finfo(torch.float32).max
+        logits[1, place] = broken
+        assert everywhere(lambda: ops.finite_rows(logits)).tolist() == [True, False, True]
+
+
 def test_a_row_of_logits_has_the_same_bits_in_any_batch() -> None:
     logits = torch.randn(9, 3001)
     together = ops.logsumexp(logits)

@@ -8,7 +8,6 @@ if, and only if, the draw gave that very token. So answers are the same with and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +26,7 @@ from kvstrata.engine.work import Work
 from kvstrata.models.tokenizer import Tokenizer
 
 _argmax: Final = torch.ops.kvstrata.argmax.default
+_finite_rows: Final = torch.ops.kvstrata.finite_rows.default
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class Settler:
 
     def settle(self, works: Sequence[Work], step: StepLogits) -> list[Verdict]:
         """Publish what was computed, sample where a token is due, and end what is finished."""
-        # A sum is finite if and only if all of it is: logits are far from the largest float.
-        finite = [math.isfinite(total) for total in step.logits.sum(-1).tolist()]
+        finite: list[bool] = _finite_rows(step.logits).tolist()
         sampling: list[tuple[Answer, int]] = []
         for work, rows in zip(works, step.rows, strict=True):
             known = rows[: len(rows) - len(work.draft)]

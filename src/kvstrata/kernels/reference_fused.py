@@ -110,6 +110,15 @@ def _ordered(logits: Tensor, k: int) -> Tensor:
     ]
 
 
+def finite_rows(logits: Tensor) -> Tensor:
+    """Whether a row has no infinity and no NaN.
+
+    logits: float32 `[num_rows, vocab_size]`. Returns bool `[num_rows]`.
+    """
+    _expect_logits("finite_rows", logits)
+    return logits.isfinite().all(dim=1)
+
+
 def argmax(logits: Tensor) -> Tensor:
     """The id of each row's largest logit, the lowest of equals; NaN never wins.
 
@@ -142,4 +151,4 @@ def top_k(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.where(values.isnan(), -torch.inf, values), ids
 
 
-OPERATORS = (add_rms_norm, fused_gated_activation, rope_write_kv, argmax, logsumexp, top_k)
+OPERATORS = (add_rms_norm, fused_gated_activation, rope_write_kv, finite_rows, argmax, logsumexp, top_k)

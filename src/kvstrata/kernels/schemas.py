@@ -28,6 +28,7 @@ SCHEMAS = (
     "Tensor? row_order=None) -> Tensor",
     "linear(Tensor x, Tensor[] weights, Tensor? bias=None) -> Tensor",
     "packed_embedding(Tensor ids, Tensor weight) -> Tensor",
+    "finite_rows(Tensor logits) -> Tensor",
     "argmax(Tensor logits) -> Tensor",
     "logsumexp(Tensor logits) -> Tensor",
     "top_k(Tensor logits, int k) -> (Tensor values, Tensor ids)",
