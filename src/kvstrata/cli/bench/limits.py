@@ -8,15 +8,20 @@ from typing import Any
 
 import torch
 
+from kvstrata.kernels.memory import huge_pages
+
 _READ_BYTES = 256 << 20  # far more than caches hold
 _PRODUCT_SIZE = 1024
 
 
 class ReadBandwidth:
-    """Reads memory by torch's sum. `run` reads once, `rate` is GB/s for the seconds that it took."""
+    """Reads memory by torch's sum. `run` reads once, `rate` is GB/s for the seconds that it took.
+
+    The memory is in huge pages, as weights and pools are: in others it reads a fifth slower.
+    """
 
     def __init__(self) -> None:
-        self._memory = torch.ones(_READ_BYTES // 4)
+        self._memory = huge_pages(_READ_BYTES).view(torch.float32).fill_(1.0)
         self.run: Callable[[], object] = self._memory.sum
 
     def rate(self, seconds: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import gguf
@@ -13,6 +13,7 @@ from gguf.constants import GGMLQuantizationType
 
 from kvstrata import kernels
 from kvstrata.cli.bench.limits import ReadBandwidth, alternately
+from kvstrata.kernels.memory import Shelf
 from kvstrata.kernels.packing import PackedWeight, pack
 from kvstrata.models.linear import PackedLinear
 
@@ -49,8 +50,9 @@ def _layers(kind: str, rows: Sequence[int], sizes: Sizes, memory: ReadBandwidth)
     hidden = _hidden(kind)
     groups = ((hidden, hidden // 3, hidden // 3), (hidden,), (_INTERMEDIATE, _INTERMEDIATE), (hidden,))
     inputs = (hidden, hidden, hidden, _INTERMEDIATE)
+    shelf = Shelf()
     model = [
-        PackedLinear(tuple(random_weight(kind, outputs, size) for outputs in group))
+        PackedLinear(tuple(random_weight(kind, outputs, size, shelf) for outputs in group))
         for _ in range(sizes.layers)
         for group, size in zip(groups, inputs, strict=True)
     ]
@@ -72,7 +74,8 @@ def _layers(kind: str, rows: Sequence[int], sizes: Sizes, memory: ReadBandwidth)
 
 def _head(kind: str, sizes: Sizes, memory: ReadBandwidth) -> dict[str, Any]:
     hidden = _hidden(kind)
-    heads = [PackedLinear((random_weight(kind, sizes.vocabulary, hidden),)) for _ in range(_HEADS)]
+    shelf = Shelf()
+    heads = [PackedLinear((random_weight(kind, sizes.vocabulary, hidden, shelf),)) for _ in range(_HEADS)]
     last = torch.randn(1, hidden)
 
     def run() -> None:
@@ -99,11 +102,12 @@ def _row(seconds: float, count: int, nbytes: int, products: int, bandwidth: floa
     }
 
 
-def random_weight(kind: str, outputs: int, inputs: int) -> PackedWeight:
-    """Random blocks of a GGML format, packed."""
+def random_weight(kind: str, outputs: int, inputs: int, shelf: Shelf) -> PackedWeight:
+    """Random blocks of a GGML format, packed and put where a loaded model's weights are."""
     block_inputs, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     shape = (outputs, inputs // block_inputs, block_bytes)
     blocks = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     for offset in _SCALES_AT.get(kind, (0,)):
         blocks[:, :, offset : offset + 2] = _HALF_2_TO_MINUS_7
-    return pack(kind, (outputs, inputs), blocks.reshape(outputs, -1))
+    packed = pack(kind, (outputs, inputs), blocks.reshape(outputs, -1))
+    return replace(packed, data=shelf.put(packed.data))
