@@ -67,7 +67,7 @@ inline void soften(const Visible& visible, int rows, float* scores, float* m, fl
   const int* lo = visible.lo;
   const int* hi = visible.hi;
   F16 by_row[kStrip];
-  for (int r = rows; r < kStrip; ++r) by_row[r] = zero();
+  for (int r = 0; r < kStrip; ++r) by_row[r] = zero();
   for (int r = 0; r < rows; ++r) {
     const float* row = scores + r * kTile;
     const bool whole = lo[r] == 0 && hi[r] == kTile;
