@@ -54,7 +54,7 @@ KVSTRATA_INLINE F16 soften_row(float* scores, int lo, int hi, F16 largest) {
   return sum;
 }
 
-// The tree over the lanes of each of `rows` vectors.
+// The tree over the lanes of each of `rows` vectors; with more than 4 all 16 are read.
 template <class Op>
 inline void trees(const F16* by_row, int rows, float* out) {
   if (rows > 4) return store(out, tree16<Op>(by_row));
@@ -67,7 +67,9 @@ inline void soften(const Visible& visible, int rows, float* scores, float* m, fl
   const int* lo = visible.lo;
   const int* hi = visible.hi;
   F16 by_row[kStrip];
-  for (int r = 0; r < kStrip; ++r) by_row[r] = zero();
+  if (rows > 4 && rows < kStrip) {
+    for (int r = 0; r < kStrip; ++r) by_row[r] = zero();
+  }
   for (int r = 0; r < rows; ++r) {
     const float* row = scores + r * kTile;
     const bool whole = lo[r] == 0 && hi[r] == kTile;

@@ -85,8 +85,9 @@ def _pair_fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 def paired_dot(a: Tensor, b: Tensor) -> Tensor:
     """Dot products over the last axis: lane l takes pairs (2l, 2l + 1), (32 + 2l, 33 + 2l), ... from +0."""
     padding = (0, -a.shape[-1] % (2 * LANES))
-    left, right = (torch.nn.functional.pad(x, padding).unflatten(-1, (-1, LANES, 2)) for x in (a, b))
-    lanes = torch.zeros((*torch.broadcast_shapes(left.shape[:-3], right.shape[:-3]), LANES))
+    padded = (torch.nn.functional.pad(x, padding) for x in (a, b))
+    left, right = (x.reshape(*x.shape[:-1], -1, LANES, 2) for x in padded)
+    lanes = torch.zeros_like(left[..., 0, :, 0] * right[..., 0, :, 0])
     for step in range(left.shape[-3]):
         lanes = _pair_fma(left[..., step, :, :], right[..., step, :, :], lanes)
     return tree(lanes)
