@@ -3,7 +3,8 @@
 
 namespace kvstrata {
 
-enum class Isa : int { portable, avx2, avx512 };
+// avx512bf16 is avx512 with products of bf16, which attention has kernels for.
+enum class Isa : int { portable, avx2, avx512, avx512bf16 };
 
 // Whether this machine can run `isa` (and this build holds code for it).
 bool isa_supported(Isa isa);
@@ -18,6 +19,7 @@ void select_isa(Isa isa);
 template <class Table>
 const Table& pick(const Table& portable, const Table& avx2, const Table& avx512) {
   switch (current_isa()) {
+    case Isa::avx512bf16:
     case Isa::avx512:
       return avx512;
     case Isa::avx2:

@@ -13,7 +13,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr std::array<const char*, 3> kNames = {"portable", "avx2", "avx512"};
+constexpr std::array<const char*, 4> kNames = {"portable", "avx2", "avx512", "avx512bf16"};
 
 std::string instruction_set() { return kNames[static_cast<size_t>(current_isa())]; }
 
@@ -26,7 +26,7 @@ void use_instruction_set(const std::string& name) {
     select_isa(static_cast<Isa>(i));
     return;
   }
-  TORCH_CHECK_VALUE(false, "instruction set ", name, " is none of portable, avx2, avx512");
+  TORCH_CHECK_VALUE(false, "instruction set ", name, " is none of portable, avx2, avx512, avx512bf16");
 }
 
 // Activations of a prefill step are megabytes that come and go with each layer. glibc would give them back to the

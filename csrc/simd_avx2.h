@@ -39,6 +39,18 @@ inline F16 load(const Bf16* p) {
   const __m128i* h = reinterpret_cast<const __m128i*>(p);
   return {widen_bf16(_mm_loadu_si128(h)), widen_bf16(_mm_loadu_si128(h + 1))};
 }
+// The even and the odd ones of 32 elements.
+inline F16 load_even(const Bf16* p) {
+  const __m256i* h = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(h), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(h + 1), 16))};
+}
+inline F16 load_odd(const Bf16* p) {
+  const __m256i* h = reinterpret_cast<const __m256i*>(p);
+  const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(h), high)),
+          _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(h + 1), high))};
+}
 inline F16 load(const Fp16* p) {
   const __m128i* h = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};

@@ -18,6 +18,12 @@ inline F16 widen_bf16(__m256i h) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16))};
 }
 inline F16 load(const Bf16* p) { return widen_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+// The even and the odd ones of 32 elements.
+inline F16 load_even(const Bf16* p) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))}; }
+inline F16 load_odd(const Bf16* p) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), high))};
+}
 inline F16 load(const Fp16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -89,29 +95,28 @@ inline F16 join(__m512 a, __m512 b) {
   return Op::of(F16{a}, F16{b});
 }
 
-// One vector whose lane k is the tree over the lanes of u[k]; the shuffles visit (l, l+8), (l, l+4), ...
+// The tree over the lanes of sixteen vectors, begun with four of them, number k, k + 4, k + 8 and k + 12, so that
+// few are alive at a time: (l, l+8), then (l, l+4).
+template <class Op>
+inline F16 tree_quarter(F16 u0, F16 u4, F16 u8, F16 u12) {
+  const F16 a = join<Op>(_mm512_shuffle_f32x4(u0.v, u4.v, 0x44), _mm512_shuffle_f32x4(u0.v, u4.v, 0xEE));
+  const F16 b = join<Op>(_mm512_shuffle_f32x4(u8.v, u12.v, 0x44), _mm512_shuffle_f32x4(u8.v, u12.v, 0xEE));
+  return join<Op>(_mm512_shuffle_f32x4(a.v, b.v, 0x88), _mm512_shuffle_f32x4(a.v, b.v, 0xDD));
+}
+// Ended with the four quarters: (l, l+2), then (l, l+1).
+template <class Op>
+inline F16 tree_of_quarters(F16 q0, F16 q1, F16 q2, F16 q3) {
+  const F16 a = join<Op>(_mm512_shuffle_ps(q0.v, q1.v, 0x44), _mm512_shuffle_ps(q0.v, q1.v, 0xEE));
+  const F16 b = join<Op>(_mm512_shuffle_ps(q2.v, q3.v, 0x44), _mm512_shuffle_ps(q2.v, q3.v, 0xEE));
+  return join<Op>(_mm512_shuffle_ps(a.v, b.v, 0x88), _mm512_shuffle_ps(a.v, b.v, 0xDD));
+}
+
+// One vector whose lane k is the tree over the lanes of u[k].
 template <class Op>
 inline F16 tree16(const F16* u) {
-  constexpr int order[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
-  F16 w[8];
-  F16 x[4];
-  F16 y[2];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    const __m512 a = u[order[i]].v;
-    const __m512 b = u[order[i + 8]].v;
-    w[i] = join<Op>(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    x[i] = join<Op>(_mm512_shuffle_f32x4(w[i].v, w[i + 4].v, 0x88),
-                    _mm512_shuffle_f32x4(w[i].v, w[i + 4].v, 0xDD));
-  }
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    y[i] = join<Op>(_mm512_shuffle_ps(x[i].v, x[i + 2].v, 0x44), _mm512_shuffle_ps(x[i].v, x[i + 2].v, 0xEE));
-  }
-  return join<Op>(_mm512_shuffle_ps(y[0].v, y[1].v, 0x88), _mm512_shuffle_ps(y[0].v, y[1].v, 0xDD));
+  return tree_of_quarters<Op>(
+      tree_quarter<Op>(u[0], u[4], u[8], u[12]), tree_quarter<Op>(u[1], u[5], u[9], u[13]),
+      tree_quarter<Op>(u[2], u[6], u[10], u[14]), tree_quarter<Op>(u[3], u[7], u[11], u[15]));
 }
 
 template <class Op>

@@ -68,6 +68,13 @@ inline F16 load(const Bf16* p) {
   for (int i = 0; i < 16; ++i) r.v[i] = float_of(static_cast<uint32_t>(p[i].bits) << 16);
   return r;
 }
+// The even and the odd ones of 32 elements.
+inline F16 load_even(const Bf16* p) {
+  F16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = float_of(static_cast<uint32_t>(p[2 * i].bits) << 16);
+  return r;
+}
+inline F16 load_odd(const Bf16* p) { return load_even(p + 1); }
 inline F16 load(const Fp16* p) {
   F16 r;
   for (int i = 0; i < 16; ++i) r.v[i] = from_fp16(p[i].bits);

@@ -7,6 +7,7 @@
 
 #include "attention/format.h"
 #include "attention/products.h"
+#include "attention/products_float.h"
 #include "attention/softmax.h"
 #include "attention/tile.h"
 #include "attention/sinks.h"
@@ -14,8 +15,9 @@
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
-// The queries of an item's rows, those of one KV head after another, with zeros where there is no row; rotated as
-// int4 keys are.
+// The queries of an item's rows as products take them, those of one KV head after another, with zeros where there is no
+// row; rotated as int4 keys are.
+template <class Products>
 inline void load_queries(const AttentionArgs& args, const AttentionItem& item, const float* source,
                          int64_t token_stride, int64_t head_stride, float* query) {
   const int dim = padded_dim(args.head_dim);
@@ -23,13 +25,14 @@ inline void load_queries(const AttentionArgs& args, const AttentionItem& item, c
   const int padded = padded_rows(args.heads_per_kv, item);
   const bool rotated = args.kv.type == KvType::int4;
   for (int h = item.kv_head; h < item.kv_head + item.num_kv_heads; ++h) {
-    for (int r = 0; r < padded; ++r, query += dim) {
-      memset(query, 0, sizeof(float) * dim);
+    for (int r = 0; r < padded; ++r, query += Products::query_floats(dim)) {
+      memset(query, 0, sizeof(float) * padded_query(args.head_dim));
       if (r >= rows) continue;
       const int64_t token = item.first_token + r / args.heads_per_kv;
       const int64_t head = static_cast<int64_t>(h) * args.heads_per_kv + r % args.heads_per_kv;
       memcpy(query, source + token * token_stride + head * head_stride, sizeof(float) * args.head_dim);
       if (rotated) rotate(query, args.head_dim);
+      Products::prepare_query(query, dim);
     }
   }
 }
@@ -58,11 +61,13 @@ inline void load_shifts(const AttentionArgs& args, const AttentionItem& item, fl
   }
 }
 
+template <class Products>
 inline void begin_item(const AttentionArgs& args, const AttentionItem& item, const Scratch& scratch) {
   const int dim = padded_dim(args.head_dim);
-  load_queries(args, item, args.query, args.query_token_stride, args.query_head_stride, scratch.query);
+  load_queries<Products>(args, item, args.query, args.query_token_stride, args.query_head_stride, scratch.query);
   if (item.sinks > 0) {
-    load_queries(args, item, args.sink_query, args.sink_token_stride, args.sink_head_stride, scratch.sink_query);
+    load_queries<Products>(args, item, args.sink_query, args.sink_token_stride, args.sink_head_stride,
+                           scratch.sink_query);
     load_shifts(args, item, scratch.sink_shifts);
   }
   const int all = item.num_kv_heads * padded_rows(args.heads_per_kv, item);
@@ -101,6 +106,9 @@ inline void write_partial(int first_row, int rows, int padded, int dim, const fl
 template <class Format, int D>
 inline void attend_tile(const AttentionArgs& args, const AttentionItem& item, const TilePlaces& here, int head,
                         const Upcoming& upcoming, const Scratch& scratch, float* partial) {
+  using Products = typename Format::Products;
+  using TileValues = typename Products::TileValues;
+  using DirectValues = typename Products::template DirectValues<Format, D>;
   const Place* places = here.places;
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
@@ -114,25 +122,25 @@ inline void attend_tile(const AttentionArgs& args, const AttentionItem& item, co
     float l[kStrip] = {};
     if (here.sinks > 0) {
       // In the form for any head_dim: one tile of many, which must not crowd the others out of the compiler's budget.
-      attend_sink_tile<Format, 0>(args, item, here, head, first, count, direct, (state + first) * dim, scratch, m, l);
+      attend_sink_tile<Format, 0>(args, item, here, head, first, count, direct, state + first, scratch, m, l);
     } else if (visible.any()) {
-      const float* query = scratch.query + (state + first) * dim;
+      const float* query = scratch.query + (state + first) * Products::query_floats(dim);
       if (direct) {
         strip_direct_scores<Format, D>(args, places, scratch.key_scales, upcoming, head, count, visible.lowest,
                                        visible.highest, query, scratch.scores);
       } else {
-        tile_scores<D, Format::kFolded>(query, count, scratch.keys, scratch.key_scales, visible.lowest / 16,
-                                        (visible.highest + 15) / 16, dim, args.scale, scratch.scores);
+        tile_scores<Format, D>(query, count, scratch.keys, scratch.key_scales, visible.lowest / 16,
+                               (visible.highest + 15) / 16, dim, args.scale, scratch.scores);
       }
-      soften(visible, count, scratch.scores, m, l);
+      soften<Products>(visible, count, scratch.scores, m, l);
       if constexpr (Format::kFolded) scale_weights(visible, count, scratch.value_scales, scratch.scores);
       if (direct) {
-        const DirectValues<Format, D> source{args.kv, places, scratch.value_scales, upcoming, head, args.head_dim,
-                                             scales_per_vector(args.kv.type, args.head_dim)};
-        strip_values<DirectValues<Format, D>, D>(source, visible, count, scratch.scores, dim, scratch.tile);
+        const DirectValues source{args.kv, places, scratch.value_scales, upcoming, head, args.head_dim,
+                                  scales_per_vector(args.kv.type, args.head_dim)};
+        strip_values<Products, DirectValues, D>(source, visible, count, scratch.scores, dim, scratch.tile);
       } else {
         const TileValues source{scratch.values, dim};
-        strip_values<TileValues, D>(source, visible, count, scratch.scores, dim, scratch.tile);
+        strip_values<Products, TileValues, D>(source, visible, count, scratch.scores, dim, scratch.tile);
       }
     }
     if (item.folds) {
@@ -151,7 +159,7 @@ void attend_item(const AttentionArgs& args, const AttentionItem& item, const Att
   const int rows = item.num_tokens * args.heads_per_kv;
   const int padded = padded_rows(args.heads_per_kv, item);
   const bool direct = rows <= kDirectRows;
-  begin_item(args, item, scratch);
+  begin_item<typename Format::Products>(args, item, scratch);
 
   TilePlaces places[2];
   find_tile(args, item, item.first_tile, &places[0]);
@@ -213,25 +221,8 @@ void attend_format(const AttentionArgs& args, const AttentionItem& item, const A
   attend_item<Format, 0>(args, item, next, scratch);
 }
 
-void attend(const AttentionArgs& args, const AttentionItem& item, const AttentionItem* next, float* scratch) {
-  switch (args.kv.type) {
-    case KvType::float32:
-      return attend_format<Plain<float>>(args, item, next, scratch);
-    case KvType::bfloat16:
-      return attend_format<Plain<Bf16>>(args, item, next, scratch);
-    case KvType::float16:
-      return attend_format<Plain<Fp16>>(args, item, next, scratch);
-    case KvType::float8_e4m3:
-      return attend_format<Coded<Fp8>>(args, item, next, scratch);
-    case KvType::int8:
-      return attend_format<Coded<Int8>>(args, item, next, scratch);
-    case KvType::int4:
-      return attend_format<FourBits>(args, item, next, scratch);
-  }
-}
-
 // The first partial is the state after the first item's tiles and becomes the running state in place.
-void fold(const AttentionArgs& args, const AttentionFold& fold) {
+inline void fold_partials(const AttentionArgs& args, const AttentionFold& fold) {
   const AttentionItem& item = fold.item;
   const int dim = padded_dim(args.head_dim);
   const int rows = item.num_tokens * args.heads_per_kv;
@@ -248,8 +239,6 @@ void fold(const AttentionArgs& args, const AttentionFold& fold) {
   }
   write_rows(args, item, item.kv_head, state + padded, state + 2 * padded);
 }
-
-extern const AttentionKernels attention_kernels = {attend, fold};
 
 }  // namespace KVSTRATA_ISA
 }  // namespace kvstrata

@@ -1,3 +1,3 @@
 #include "isa_portable.h"
 
-#include "attention/attend.h"
+#include "attention/attend_float.h"

@@ -105,6 +105,9 @@ struct AttentionFold {
 // head_dim rounded up to whole vectors: scratch holds zeros past the last dimension.
 inline int padded_dim(int64_t head_dim) { return static_cast<int>((head_dim + 15) / 16 * 16); }
 
+// The same to whole vectors of bf16, as queries need it.
+inline int padded_query(int64_t head_dim) { return static_cast<int>((head_dim + 31) / 32 * 32); }
+
 // Floats of one partial result of `rows` rows: maximum and sum of each, then the accumulators.
 inline int64_t partial_floats(int64_t rows, int64_t head_dim) {
   const int64_t strips = (rows + kStrip - 1) / kStrip;
@@ -124,9 +127,10 @@ static inline int tile_at(const AttentionItem& item, int number) {
 // Floats of scratch that an item with at most `padded` rows of state needs.
 inline int64_t scratch_floats(int64_t padded, int64_t head_dim, int scales, bool sinks) {
   const int64_t dim = padded_dim(head_dim);
+  const int64_t query = padded_query(head_dim);
   return 2 * kTile * dim           // K and V of a tile
-         + 2 * padded * dim        // queries, accumulators
-         + (sinks ? padded * (dim + 1) + kStrip * kTile : 0)  // queries, shifts and scores of sinks
+         + padded * (query + dim)  // queries, accumulators
+         + (sinks ? padded * (query + 1) + kStrip * kTile : 0)  // queries, shifts and scores of sinks
          + 2 * kTile * scales      // of K and V of a tile
          + 2 * padded              // maxima, sums
          + kStrip * (kTile + dim)  // scores, one tile's accumulators
@@ -139,14 +143,21 @@ struct AttentionKernels {
   void (*fold)(const AttentionArgs& args, const AttentionFold& fold);
 };
 
+// attention_kernels: all formats but bf16, whose kernels are bf16_attention_kernels.
 namespace portable {
 extern const AttentionKernels attention_kernels;
-}
+extern const AttentionKernels bf16_attention_kernels;
+}  // namespace portable
 namespace avx2 {
 extern const AttentionKernels attention_kernels;
-}
+extern const AttentionKernels bf16_attention_kernels;
+}  // namespace avx2
 namespace avx512 {
 extern const AttentionKernels attention_kernels;
+extern const AttentionKernels bf16_attention_kernels;
+}  // namespace avx512
+namespace avx512bf16 {
+extern const AttentionKernels bf16_attention_kernels;
 }
 
 }  // namespace kvstrata

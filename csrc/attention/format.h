@@ -2,7 +2,7 @@
 //
 // A policy gives `Row` (what locates one head vector: a pointer, and for int4 its scales), `row`, and `part`: sixteen
 // elements from d on as float, zeros past head_dim; D, where it is known, is head_dim and a multiple of 16. Nothing
-// else knows the format.
+// else knows the format, but the `Products` it names: how its elements are multiplied.
 // Scales are of type `Scale`, brought into a tile's scratch as floats times `kUnit`. Where they are
 // `kFolded`, elements are bare codes, and a score is multiplied by its key's scale, a weight by its value's; otherwise
 // the elements are what they stand for.
@@ -10,6 +10,9 @@
 
 namespace kvstrata {
 namespace KVSTRATA_ISA {
+
+struct FloatProducts;
+struct PairProducts;
 
 // Where a token lies: its block, the offset in it, and the bytes of the block's first vector of that offset.
 struct Place {
@@ -53,12 +56,19 @@ struct Elements {
 
 template <class T>
 struct Plain : Elements<T> {
+  using Products = FloatProducts;
   static constexpr bool kScaled = false;
   static constexpr bool kFolded = false;
 };
 
+// Multiplied as they lie, by bf16.
+struct PairedBf16 : Plain<Bf16> {
+  using Products = PairProducts;
+};
+
 template <class T>
 struct Coded : Elements<T> {
+  using Products = FloatProducts;
   using Scale = Bf16;
   static constexpr bool kScaled = true;
   static constexpr bool kFolded = true;
@@ -68,6 +78,7 @@ struct Coded : Elements<T> {
 // Two codes a byte, a scale and a zero for each 16 elements: element = (code + zero) * scale, which is exact. A tile's
 // scratch has zero * scale in the place of the zero.
 struct FourBits {
+  using Products = FloatProducts;
   using Scale = ScaleAndZero;
   static constexpr bool kScaled = true;
   static constexpr bool kFolded = false;

@@ -38,6 +38,14 @@ const int32_t* counts(const char* name, const std::optional<at::Tensor>& tensor,
   return values;
 }
 
+const AttentionKernels& kernels_for(KvType type) {
+  if (type != KvType::bfloat16) return KVSTRATA_PICK(attention_kernels);
+#if KVSTRATA_X86
+  if (current_isa() == Isa::avx512bf16) return avx512bf16::bf16_attention_kernels;
+#endif
+  return KVSTRATA_PICK(bf16_attention_kernels);
+}
+
 // The batch as sequences, once everything the kernels will read is known to be there.
 std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at::Tensor& tables,
                                                  const at::Tensor& starts, const at::Tensor& lens,
@@ -151,7 +159,7 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
   const at::Tensor scratch = at::empty({threads * scratch_size + plan.partial_floats}, query.options());
   float* memory = scratch.data_ptr<float>();
   args.partials = memory + threads * scratch_size;
-  const AttentionKernels& kernels = KVSTRATA_PICK(attention_kernels);
+  const AttentionKernels& kernels = kernels_for(args.kv.type);
   const AttentionItem* items = plan.items.data();
   for_each_item_and_next(num_items, threads, [&](int64_t thread, int64_t item, int64_t next) {
     kernels.attend(args, items[item], next < num_items ? items + next : nullptr, memory + thread * scratch_size);

@@ -35,7 +35,7 @@ inline uint32_t row_lanes(const Visible& sinks, const Visible& window, int r, in
 }
 
 // `soften` and `scale_weights` over two ranges.
-template <bool FOLDED>
+template <class Format>
 inline void soften_both(const Visible& sinks, const Visible& window, int rows, const float* value_scales,
                         float* scores, float* m, float* l) {
   const F16 nothing = set1(-INFINITY);
@@ -54,40 +54,48 @@ inline void soften_both(const Visible& sinks, const Visible& window, int rows, c
     for (int c = 0; c < kTile / 16; ++c) {
       const uint32_t seen = row_lanes(sinks, window, r, c);
       if (seen == 0) continue;
-      float* score = scores + r * kTile + 16 * c;
-      F16 p = select(seen, exp(load(score) - largest), zero());
+      const F16 score = load(scores + r * kTile + 16 * c);
+      const F16 p = Format::Products::put_weights(scores + r * kTile, c, select(seen, exp(score - largest), zero()));
       by_row[r] = by_row[r] + p;
-      if constexpr (FOLDED) p = p * load(value_scales + 16 * c);
-      store(score, p);
+      if constexpr (Format::kFolded) store(scores + r * kTile + 16 * c, p * load(value_scales + 16 * c));
     }
   }
   store(l, tree16<Sum>(by_row));
 }
 
-// Of each row the sinks, then the rest: rows that see something of the rest see all sinks before it.
-template <class Source, int D>
+// Of each row the sinks with what follows them at once, then the rest: rows that see something of the rest see all
+// sinks before it.
+template <class Products, class Source, int D>
 inline void weigh_both(const Source& source, const Visible& sinks, const Visible& window, int rows,
                        const float* weights, int dim, float* sums) {
-  strip_values<Source, D>(source, sinks, rows, weights, dim, sums);
+  Visible first = sinks;
   for (int r = 0; r < rows; ++r) {
-    if (window.lo[r] >= window.hi[r]) continue;
-    weigh<Source, D, 1>(source, weights + r * kTile, window.lo[r], window.hi[r], dim, false, sums + r * dim);
+    if (window.lo[r] == sinks.hi[r] && window.lo[r] < window.hi[r]) first.hi[r] = window.hi[r];
+  }
+  strip_values<Products, Source, D>(source, first, rows, weights, dim, sums);
+  for (int r = 0; r < rows; ++r) {
+    if (window.lo[r] >= window.hi[r] || first.hi[r] == window.hi[r]) continue;
+    Products::template weigh_more<Source, D>(source, weights + r * kTile, window.lo[r], window.hi[r], dim,
+                                             sums + r * dim);
   }
 }
 
 // The weighted values of the strip [first_row, first_row + rows) of a tile that holds sinks, and each row's m and l.
-// state: where the strip's queries begin in scratch.
+// state: where the strip's rows begin in scratch.
 template <class Format, int D>
 KVSTRATA_NOINLINE void attend_sink_tile(const AttentionArgs& args, const AttentionItem& item, const TilePlaces& here, int head,
                              int first_row, int rows, bool direct, int state, const Scratch& scratch, float* m,
                              float* l) {
+  using Products = typename Format::Products;
+  using TileValues = typename Products::TileValues;
+  using DirectValues = typename Products::template DirectValues<Format, D>;
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
   Visible window = visible_rows(args, item, here.tile, first_row);
   const Visible sinks = take_sinks(item, here, &window);
   if (sinks.highest == 0) return;
   const Upcoming nothing{here.places, 0, 0, head};
-  const float* query = scratch.query + state;
-  const float* sink_query = scratch.sink_query + state;
+  const float* query = scratch.query + state * Products::query_floats(dim);
+  const float* sink_query = scratch.sink_query + state * Products::query_floats(dim);
   if (direct) {
     strip_direct_scores<Format, D>(args, here.places, scratch.key_scales, nothing, head, rows, 0, sinks.highest,
                                    sink_query, scratch.sink_scores);
@@ -96,14 +104,14 @@ KVSTRATA_NOINLINE void attend_sink_tile(const AttentionArgs& args, const Attenti
                                      window.highest, query, scratch.scores);
     }
   } else {
-    tile_scores<D, Format::kFolded>(sink_query, rows, scratch.keys, scratch.key_scales, 0, (sinks.highest + 15) / 16,
-                                    dim, args.scale, scratch.sink_scores);
+    tile_scores<Format, D>(sink_query, rows, scratch.keys, scratch.key_scales, 0, (sinks.highest + 15) / 16, dim,
+                           args.scale, scratch.sink_scores);
     if (window.any()) {
-      tile_scores<D, Format::kFolded>(query, rows, scratch.keys, scratch.key_scales, window.lowest / 16,
-                                      (window.highest + 15) / 16, dim, args.scale, scratch.scores);
+      tile_scores<Format, D>(query, rows, scratch.keys, scratch.key_scales, window.lowest / 16,
+                             (window.highest + 15) / 16, dim, args.scale, scratch.scores);
     }
   }
-  const float* shifts = scratch.sink_shifts + state / dim;
+  const float* shifts = scratch.sink_shifts + state;
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c * 16 < sinks.highest; ++c) {
       float* score = scratch.scores + r * kTile + 16 * c;
@@ -111,14 +119,15 @@ KVSTRATA_NOINLINE void attend_sink_tile(const AttentionArgs& args, const Attenti
       store(score, select(lanes_between(c, 0, sinks.highest), shifted, load(score)));
     }
   }
-  soften_both<Format::kFolded>(sinks, window, rows, scratch.value_scales, scratch.scores, m, l);
+  soften_both<Format>(sinks, window, rows, scratch.value_scales, scratch.scores, m, l);
 
   if (direct) {
-    const DirectValues<Format, D> source{args.kv, here.places, scratch.value_scales, nothing, head, args.head_dim,
-                                         scales_per_vector(args.kv.type, args.head_dim)};
-    weigh_both<DirectValues<Format, D>, D>(source, sinks, window, rows, scratch.scores, dim, scratch.tile);
+    const DirectValues source{args.kv, here.places, scratch.value_scales, nothing, head, args.head_dim,
+                              scales_per_vector(args.kv.type, args.head_dim)};
+    weigh_both<Products, DirectValues, D>(source, sinks, window, rows, scratch.scores, dim, scratch.tile);
   } else {
-    weigh_both<TileValues, D>(TileValues{scratch.values, dim}, sinks, window, rows, scratch.scores, dim, scratch.tile);
+    const TileValues source{scratch.values, dim};
+    weigh_both<Products, TileValues, D>(source, sinks, window, rows, scratch.scores, dim, scratch.tile);
   }
 }
 

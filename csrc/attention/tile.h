@@ -4,17 +4,18 @@
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
-// dim: head_dim padded to whole vectors. query, out, max, sum: for one KV head after another.
+// dim: head_dim padded to whole vectors. query, out, max, sum: for one KV head after another. Keys, values, queries and
+// weights take this much at most: those of pairs less.
 struct Scratch {
   float* keys;    // [4, dim, 16]
   float* values;  // [kTile, dim]
-  float* query;   // [padded rows, dim]
+  float* query;   // [padded rows, padded_query]
   float* out;     // [padded rows, dim], accumulators
   float* max;     // [padded rows]
   float* sum;     // [padded rows]
   float* scores;  // [kStrip, kTile]
   float* tile;    // [kStrip, dim]
-  float* sink_query;   // [padded rows, dim]; null where there are none, as the next
+  float* sink_query;   // [padded rows, padded_query]; null where there are none, as the next
   float* sink_scores;  // [kStrip, kTile]
   float* sink_shifts;  // [padded rows], what a row's scores of sinks are to be raised by
   float* key_scales;    // [kTile, scales a vector]
@@ -30,7 +31,7 @@ inline Scratch carve(const AttentionArgs& args, const AttentionItem& item, float
   s.keys = p;
   s.values = s.keys + kTile * dim;
   s.query = s.values + kTile * dim;
-  s.out = s.query + rows * dim;
+  s.out = s.query + rows * padded_query(args.head_dim);
   s.tile = s.out + rows * dim;
   s.scores = s.tile + kStrip * dim;
   s.max = s.scores + kStrip * kTile;
@@ -40,7 +41,7 @@ inline Scratch carve(const AttentionArgs& args, const AttentionItem& item, float
   s.sink_query = s.sink_scores = s.sink_shifts = nullptr;
   if (item.sinks > 0) {
     s.sink_query = s.value_scales + kTile * scales_per_vector(args.kv.type, args.head_dim);
-    s.sink_scores = s.sink_query + rows * dim;
+    s.sink_scores = s.sink_query + rows * padded_query(args.head_dim);
     s.sink_shifts = s.sink_scores + kStrip * kTile;
   }
   return s;
@@ -103,10 +104,12 @@ inline void find_tile(const AttentionArgs& args, const AttentionItem& item, int 
   find_places(args, item.sequence, found->tile, found->lo, found->hi, found->places);
 }
 
-// Converts the visible tokens of a tile: keys transposed to [4, dim, 16], values as they lie. Tokens of
+// Converts the visible tokens of a tile: keys transposed, 16 tokens after another, values in their order. Tokens of
 // the same 16 that nobody sees become zeros; they are never read from the pool.
 template <class Format, int D>
 inline void load_tile(const AttentionArgs& args, const TilePlaces& found, int head, const Scratch& scratch) {
+  using Products = typename Format::Products;
+  constexpr int kSquare = Products::kSquareDims;
   const Place* places = found.places;
   const int lo = found.lo;
   const int hi = found.hi;
@@ -114,30 +117,29 @@ inline void load_tile(const AttentionArgs& args, const TilePlaces& found, int he
   const int dim = D > 0 ? D : padded_dim(args.head_dim);
   const int count = Format::kScaled ? scales_per_vector(args.kv.type, args.head_dim) : 0;
   for (int c = sinks > 0 ? 0 : lo / 16; c * 16 < hi || c * 16 < sinks; ++c) {
-    for (int d = 0; d < dim; d += 16) {
+    for (int d = 0; d < dim; d += kSquare) {
       F16 square[16];
       for (int i = 0; i < 16; ++i) {
         const int j = c * 16 + i;
         if ((j >= lo && j < hi) || j < sinks) {
           const auto row = Format::row(args.kv, places[j], Part::key, head, scratch.key_scales + j * count);
-          square[i] = Format::template part<D>(row, d, args.head_dim);
+          square[i] = Products::template square<Format, D>(row, d, args.head_dim);
         } else {
           square[i] = zero();
         }
       }
       transpose16(square);
-      float* keys = scratch.keys + (c * dim + d) * 16;
-      for (int i = 0; i < 16; ++i) store(keys + i * 16, square[i]);
+      float* keys = scratch.keys + c * Products::key_floats(dim) + d * 256 / kSquare;
+      const int rows = (dim - d) * 16 / kSquare;
+      for (int i = 0; i < 16 && i < rows; ++i) store(keys + i * 16, square[i]);
     }
   }
-  const auto load_value = [&](int j) {
-    const auto row = Format::row(args.kv, places[j], Part::value, head, scratch.value_scales + j * count);
-    for (int d = 0; d < dim; d += 16) {
-      store(scratch.values + j * dim + d, Format::template part<D>(row, d, args.head_dim));
-    }
+  const auto convert = [&](int begin, int end) {
+    Products::template convert_values<Format, D>(args, places, scratch.value_scales, head, begin, end, scratch.values);
   };
-  for (int j = 0; j < sinks; ++j) load_value(j);
-  for (int j = lo; j < hi; ++j) load_value(j);
+  const bool touching = sinks == lo;  // neighbours may share a pair
+  if (!touching) convert(0, sinks);
+  convert(touching ? 0 : lo, hi);
 }
 
 // The scales of a tile's visible tokens.
@@ -152,9 +154,9 @@ template <class Format, int D>
 inline void strip_direct_scores(const AttentionArgs& args, const Place* places, const float* key_scales,
                                 Upcoming upcoming, int head, int rows, int lo, int hi, const float* query,
                                 float* scores) {
-  const int dim = D > 0 ? D : padded_dim(args.head_dim);
+  const int floats = Format::Products::query_floats(D > 0 ? D : padded_dim(args.head_dim));
   for (int r = 0; r < rows; r += 4) {
-    const float* q = query + r * dim;
+    const float* q = query + r * floats;
     float* s = scores + r * kTile;
     switch (rows - r) {
       case 1:
@@ -173,7 +175,7 @@ inline void strip_direct_scores(const AttentionArgs& args, const Place* places, 
   }
 }
 
-template <class Source, int D>
+template <class Products, class Source, int D>
 inline void strip_values(const Source& source, const Visible& visible, int rows, const float* weights, int dim,
                          float* sums) {
   for (int r = 0; r < rows; r += kValueRows) {
@@ -183,16 +185,16 @@ inline void strip_values(const Source& source, const Visible& visible, int rows,
     float* s = sums + r * dim;
     switch (rows - r) {
       case 1:
-        weigh_rows<Source, D, 1>(source, w, lo, hi, dim, s);
+        Products::template weigh_rows<Source, D, 1>(source, w, lo, hi, dim, s);
         break;
       case 2:
-        weigh_rows<Source, D, 2>(source, w, lo, hi, dim, s);
+        Products::template weigh_rows<Source, D, 2>(source, w, lo, hi, dim, s);
         break;
       case 3:
-        weigh_rows<Source, D, 3>(source, w, lo, hi, dim, s);
+        Products::template weigh_rows<Source, D, 3>(source, w, lo, hi, dim, s);
         break;
       default:
-        weigh_rows<Source, D, 4>(source, w, lo, hi, dim, s);
+        Products::template weigh_rows<Source, D, 4>(source, w, lo, hi, dim, s);
     }
   }
 }

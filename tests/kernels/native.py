@@ -58,6 +58,20 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
+def as_met(query: Tensor, dtype: torch.dtype) -> Tensor:
+    """A query as the native kernels multiply it with keys of a pool: by bf16 where the pool is bf16."""
+    return query.bfloat16().float() if dtype == torch.bfloat16 else query
+
+
+def tolerance(dtype: torch.dtype, values: float = 5.0) -> float:
+    """How far attention may be from exact; values: the largest of the pool.
+
+    Weights of a bf16 pool are rounded to bf16, each by a 512th of it at most, which moves a weighted mean of
+    values by less than a 256th of the largest.
+    """
+    return values / 256 if dtype == torch.bfloat16 else 1e-5
+
+
 def everywhere(run: Callable[[], Tensor]) -> Tensor:
     """The result of `run`, once it is the same on every instruction set with 1 and 2 threads."""
     results = {}

@@ -37,7 +37,7 @@ _LIBRARIES: Final = (
 _BACKEND: Final = backend()
 _paged_attention: Final = torch.ops.kvstrata.paged_attention.default
 _chain_keys: Final = torch.ops.kvstrata.chain_keys.default
-NATIVE_VERSION: Final = 2  # raised whenever a change of the native kernels may change bits
+NATIVE_VERSION: Final = 3  # raised whenever a change of the native kernels may change bits
 
 
 __all__ = [

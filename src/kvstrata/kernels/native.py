@@ -11,13 +11,13 @@ import torch
 
 from kvstrata.errors import ConfigError
 
-INSTRUCTION_SETS = ("portable", "avx2", "avx512")
+INSTRUCTION_SETS = ("portable", "avx2", "avx512", "avx512bf16")
 _ENVIRONMENT = "KVSTRATA_KERNELS"
 
 
 @cache
 def backend() -> str:
-    """Load the kernels once and tell which run: `avx512`, `avx2`, `portable` or `reference`.
+    """Load the kernels once and tell which run: `avx512bf16`, `avx512`, `avx2`, `portable` or `reference`.
 
     The environment variable KVSTRATA_KERNELS forces one of them; unset or `auto` takes the widest that the
     machine supports. Warns once where the extension is missing or does not fit the installed torch.

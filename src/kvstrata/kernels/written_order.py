@@ -10,6 +10,8 @@ interleaved lanes (lane l takes elements l, 16 + l, ...) combined by `tree`; mis
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -72,6 +74,22 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     lanes = left[..., 0, :] * right[..., 0, :]
     for step in range(1, left.shape[-2]):
         lanes = fma(left[..., step, :], right[..., step, :], lanes)
+    return tree(lanes)
+
+
+def _pair_fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Pairs on the last axis of a and b: fused onto c the odd one first, then the even one."""
+    return fma(a[..., 0], b[..., 0], fma(a[..., 1], b[..., 1], c))
+
+
+def paired_dot(a: Tensor, b: Tensor) -> Tensor:
+    """Dot products over the last axis: lane l takes pairs (2l, 2l + 1), (32 + 2l, 33 + 2l), ... from +0."""
+    padding = (0, -a.shape[-1] % (2 * LANES))
+    padded = (torch.nn.functional.pad(x, padding) for x in (a, b))
+    left, right = (x.reshape(*x.shape[:-1], -1, LANES, 2) for x in padded)
+    lanes = torch.zeros_like(left[..., 0, :, 0] * right[..., 0, :, 0])
+    for step in range(left.shape[-3]):
+        lanes = _pair_fma(left[..., step, :, :], right[..., step, :, :], lanes)
     return tree(lanes)
 
 
@@ -159,38 +177,74 @@ def attention(  # noqa: PLR0917
     int8 and fp8: keys and values are codes (fp8 / 256), the scales float32 `[num_tokens]` theirs (fp8 * 256);
     a score is (dot * key scale) * scale, and p, once l is summed, is multiplied by its value's scale. int4:
     keys and values are fma(code, scale, minimum), and the query is rotated as the keys were.
+    bf16: the query and each p, before it is summed, are rounded to bf16; a score is a `paired_dot`; o is
+    folded over the pairs of positions (2j, 2j + 1), the odd one first, what is not seen being +0 times +0. In
+    all of it denormals are zeros and are flushed to zeros.
     sinks: where `first` is after so many positions, these are seen besides, by `sink_query`; the tiles
     between are passed over, and in a tile the order of positions is the same.
     Returns O / L, `[num_heads, head_dim]`.
     """
+    paired = keys.dtype == torch.bfloat16
+    product = paired_dot if paired else dot
+    if paired:
+        query = query.bfloat16().float()
+        sink_query = None if sink_query is None else sink_query.bfloat16().float()
     num_heads, head_dim = query.shape
     largest = torch.full((num_heads,), -math.inf)
     total = torch.zeros(num_heads)
     out = torch.zeros(num_heads, head_dim)
     keys, values = keys.float(), values.float()
     positions = torch.tensor([*range(min(sinks, first)), *range(first, len(keys))])
-    for start in range(0, len(keys), TILE):
-        seen = positions[(positions >= start) & (positions < start + TILE)]
-        if not len(seen):
-            continue
-        scores = dot(query.unsqueeze(1), keys[seen].unsqueeze(0))
-        if sink_query is not None:
-            others = dot(sink_query.unsqueeze(1), keys[seen].unsqueeze(0))
-            scores = torch.where(seen < min(sinks, first), others, scores)
-        if key_scales is not None:
-            scores = scores * key_scales[seen]
-        scores = scores * torch.tensor(scale, dtype=torch.float32)
-        m = scores.amax(dim=1)
-        p = exp(scores - m.unsqueeze(1))
-        sums = lane_sum(torch.zeros(num_heads, TILE).index_copy(1, seen - start, p))
-        if value_scales is not None:
-            p = p * value_scales[seen]
-        tile = torch.zeros(num_heads, head_dim)
-        for j, position in enumerate(seen.tolist()):
-            tile = fma(p[:, j : j + 1], values[position], tile)
-        top = torch.maximum(largest, m)
-        a, b = exp(largest - top), exp(m - top)
-        total = fma(sums, b, total * a)
-        out = fma(tile, b.unsqueeze(1), out * a.unsqueeze(1))
-        largest = top
-    return out / total.unsqueeze(1)
+    with _flushing_denormals(paired):
+        for start in range(0, len(keys), TILE):
+            seen = positions[(positions >= start) & (positions < start + TILE)]
+            if not len(seen):
+                continue
+            scores = product(query.unsqueeze(1), keys[seen].unsqueeze(0))
+            if sink_query is not None:
+                others = product(sink_query.unsqueeze(1), keys[seen].unsqueeze(0))
+                scores = torch.where(seen < min(sinks, first), others, scores)
+            if key_scales is not None:
+                scores = scores * key_scales[seen]
+            scores = scores * torch.tensor(scale, dtype=torch.float32)
+            m = scores.amax(dim=1)
+            p = exp(scores - m.unsqueeze(1))
+            if paired:
+                p = p.bfloat16().float()
+            sums = lane_sum(torch.zeros(num_heads, TILE).index_copy(1, seen - start, p))
+            if value_scales is not None:
+                p = p * value_scales[seen]
+            tile = _weigh(p, values[seen], (seen - start).tolist(), paired)
+            top = torch.maximum(largest, m)
+            a, b = exp(largest - top), exp(m - top)
+            total = fma(sums, b, total * a)
+            out = fma(tile, b.unsqueeze(1), out * a.unsqueeze(1))
+            largest = top
+        return out / total.unsqueeze(1)
+
+
+def _weigh(weights: Tensor, values: Tensor, places: list[int], paired: bool) -> Tensor:
+    """Values folded in order, or pairs of them (2j, 2j + 1) of a tile; places: of `values` in the tile."""
+    sums = torch.zeros(len(weights), values.shape[1])
+    if not paired:
+        for j in range(len(places)):
+            sums = fma(weights[:, j : j + 1], values[j], sums)
+        return sums
+    all_weights, all_values = torch.zeros(len(weights), TILE), torch.zeros(TILE, values.shape[1])
+    all_weights[:, places], all_values[places] = weights, values
+    for even in sorted({place // 2 * 2 for place in places}):
+        pair = slice(even, even + 2)
+        sums = _pair_fma(all_weights[:, None, pair], all_values[pair].T, sums)
+    return sums
+
+
+@contextmanager
+def _flushing_denormals(wanted: bool) -> Iterator[None]:
+    """Take denormals for zeros and make none, as the processor can."""
+    if wanted:
+        torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if wanted:
+            torch.set_flush_denormal(False)

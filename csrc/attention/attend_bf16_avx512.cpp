@@ -1,0 +1,5 @@
+#if defined(__x86_64__)
+#include "isa_avx512.h"
+
+#include "attention/attend_bf16.h"
+#endif
