@@ -96,6 +96,7 @@ void DecoderStack::add_layer(OptionalTensors norms, std::vector<at::Tensor> qkv,
 void DecoderStack::offset_keys(int64_t layer, at::Tensor offset) {
   TORCH_CHECK_VALUE(layer >= 0 && layer < static_cast<int64_t>(layers_.size()), "offset_keys: layer is ", layer,
                     ", expected 0 to ", static_cast<int64_t>(layers_.size()) - 1);
+  check_place("offset", offset);
   layers_[static_cast<size_t>(layer)].key_offset = std::move(offset);
 }
 

@@ -197,6 +197,13 @@ def test_parts_that_do_not_fit_together_are_named(
             recorder.native.run(*recorder.arguments)
 
 
+@pytest.mark.parametrize("random", ["llama-biases"], indirect=True)
+def test_an_offset_elsewhere_is_named(random: Decoder) -> None:
+    offset = torch.zeros(random.config.num_kv_heads, random.config.head_dim, device="meta")
+    with pytest.raises(ValueError, match="offset is"):
+        random.offset_keys({0: offset})
+
+
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("random", ["llama-biases"], indirect=True)
 def test_no_rows_wanted_give_no_logits(random: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
