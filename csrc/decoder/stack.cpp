@@ -3,8 +3,10 @@
 #include <ATen/ops/index_select.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "checks.h"
 #include "operators.h"
 
 namespace kvstrata {
@@ -16,6 +18,36 @@ Reading reading_of(const Product& product) {
   Reading reading;
   for (const at::Tensor& weight : product.weights) reading.push_back(packed_stretch(weight));
   return reading;
+}
+
+constexpr const char* kOp = "DecoderStack";
+
+// The operators are called without torch's dispatch, which would send tensors of other devices elsewhere.
+void check_place(const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided, kOp, ": ", name,
+                    " is ", tensor.defined() ? tensor.toString() : "undefined", ", expected a dense tensor on the CPU");
+}
+
+void check_place(const char* name, const std::optional<at::Tensor>& tensor) {
+  if (tensor.has_value()) check_place(name, *tensor);
+}
+
+template <class Tensors>
+void check_places(const char* name, const Tensors& tensors) {
+  for (const auto& tensor : tensors) check_place(name, tensor);
+}
+
+// Raises ValueError unless each wanted row is one of the batch's tokens.
+void check_rows(const at::Tensor& rows, int64_t num_tokens) {
+  TORCH_CHECK_VALUE((rows.scalar_type() == at::kLong || rows.scalar_type() == at::kInt) && rows.dim() == 1, kOp,
+                    ": logit_rows has dtype ", dtype_name(rows.scalar_type()), " and shape ", rows.sizes(),
+                    ", expected torch.int64 [num_logits]");
+  if (rows.numel() == 0) return;
+  const at::Tensor wide = rows.to(at::kLong).contiguous();
+  const int64_t* row = wide.const_data_ptr<int64_t>();
+  const auto [low, high] = std::minmax_element(row, row + wide.numel());
+  TORCH_CHECK_VALUE(*low >= 0 && *high < num_tokens, kOp, ": logit_rows are ", *low, " to ", *high, ", expected 0 to ",
+                    num_tokens - 1);
 }
 
 }  // namespace
@@ -64,20 +96,45 @@ void DecoderStack::add_layer(OptionalTensors norms, std::vector<at::Tensor> qkv,
 void DecoderStack::offset_keys(int64_t layer, at::Tensor offset) {
   TORCH_CHECK_VALUE(layer >= 0 && layer < static_cast<int64_t>(layers_.size()), "offset_keys: layer is ", layer,
                     ", expected 0 to ", static_cast<int64_t>(layers_.size()) - 1);
+  check_place("offset", offset);
   layers_[static_cast<size_t>(layer)].key_offset = std::move(offset);
 }
 
-at::Tensor DecoderStack::run(const at::Tensor& hidden, const StepBatch& batch) const {
+void DecoderStack::check(const at::Tensor& hidden, const StepBatch& batch) const {
   const size_t groups = windows_.size();
   TORCH_CHECK_VALUE(batch.kv.size() == groups && batch.block_tables.size() == groups &&
                         batch.slots.size() == groups && batch.scales.size() == groups,
-                    "DecoderStack: the batch has ", batch.kv.size(), " groups, expected ", groups);
+                    kOp, ": the batch has ", batch.kv.size(), " groups, expected ", groups);
   for (const Layer& layer : layers_) {
     const size_t rope = static_cast<size_t>(layer.rope);
-    TORCH_CHECK_VALUE(rope < batch.cos.size() && rope < batch.sin.size() &&
-                          (batch.sink_cos.empty() || (rope < batch.sink_cos.size() && rope < batch.sink_sin.size())),
-                      "DecoderStack: the batch has ", batch.cos.size(), " rotations, expected one more than ", rope);
+    TORCH_CHECK_VALUE(rope < batch.cos.size() && rope < batch.sin.size(), kOp, ": the batch has ", batch.cos.size(),
+                      " rotations, expected one more than ", rope);
+    if (batch.sink_cos.empty() || windows_[static_cast<size_t>(layer.group)] != 0) continue;
+    TORCH_CHECK_VALUE(rope < batch.sink_cos.size() && rope < batch.sink_sin.size() && batch.sink_cos[rope].has_value() &&
+                          batch.sink_sin[rope].has_value() && batch.sink_cos[rope]->sizes() == batch.cos[rope].sizes(),
+                      kOp, ": rotation ", rope, " for sinks is missing or of another shape, expected one like cos's, ",
+                      batch.cos[rope].sizes());
   }
+  check_place("hidden", hidden);
+  check_place("logit_rows", batch.logit_rows);
+  check_place("query_starts", batch.query_starts);
+  check_place("context_lens", batch.context_lens);
+  check_place("windows", batch.windows);
+  check_place("sinks", batch.sinks);
+  check_places("kv", batch.kv);
+  check_places("block_tables", batch.block_tables);
+  check_places("slots", batch.slots);
+  check_places("scales", batch.scales);
+  check_places("cos", batch.cos);
+  check_places("sin", batch.sin);
+  check_places("sink_cos", batch.sink_cos);
+  check_places("sink_sin", batch.sink_sin);
+  check_shape(kOp, "hidden", hidden, {"num_tokens", "hidden_size"});
+  check_rows(batch.logit_rows, hidden.size(0));
+}
+
+at::Tensor DecoderStack::run(const at::Tensor& hidden, const StepBatch& batch) const {
+  check(hidden, batch);
   const int64_t threads = threads_at_hand();
   if (threads <= 1 || Team::led() != nullptr) return go(hidden, batch);
   at::Tensor logits;

@@ -69,9 +69,11 @@ class DecoderStack : public torch::CustomClassHolder {
   void offset_keys(int64_t layer, at::Tensor offset);
 
   // hidden: float32 [num_tokens, hidden_size], used up. Returns logits, float32 [num_logits, vocab_size].
+  // Raises ValueError where parts of the batch do not fit together or are not on the CPU.
   at::Tensor run(const at::Tensor& hidden, const StepBatch& batch) const;
 
  private:
+  void check(const at::Tensor& hidden, const StepBatch& batch) const;
   at::Tensor go(at::Tensor hidden, const StepBatch& batch) const;
   at::Tensor attend(const Layer& layer, const at::Tensor& normed, const StepBatch& batch, int64_t product) const;
   at::Tensor sink_query(const Layer& layer, const at::Tensor& projected, const StepBatch& batch) const;

@@ -219,6 +219,25 @@ def test_what_was_computed_while_all_servers_were_down_is_offered_when_one_is_ba
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
+def test_a_tier_lost_between_question_and_offer_is_offered_the_same_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[FaultyTier] = []
+
+    def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
+        made.append(Elsewhere(context, clock))
+        return list(made)
+
+    toy = make_toy(tiers=make)
+    assert toy.stack is not None
+    assert toy.engine.tiering is not None
+    made[0].gone = True  # type: ignore[attr-defined]
+    ask(toy, "first")
+    monkeypatch.setattr(toy.stack, "has_room", lambda group: True)
+    toy.engine.tend()
+    assert toy.engine.tiering.offload.dirty == 9
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_closing_does_not_wait_for_a_tier_that_takes_nothing(known: bool) -> None:
     made: list[FaultyTier] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -126,3 +128,90 @@ def test_a_wrong_batch_raises_and_leaves_the_threads_usable(model: RealModel) ->
     with pytest.raises(ValueError, match="slots are"):
         paged.step([ids])
     assert PagedRun(model.decoder, [40]).step([ids])[0].isfinite().all()
+
+
+class Recorder:
+    """Stands in front of a native stack and keeps the arguments of its last step."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.arguments: list[Any] = []
+
+    def run(self, *arguments: Any) -> torch.Tensor:
+        hidden, *rest = arguments
+        self.arguments = [hidden.clone(), *rest]
+        logits: torch.Tensor = self.native.run(*arguments)
+        return logits
+
+
+# What may be changed of a step, by its place among the arguments.
+HIDDEN, ROWS, STARTS, LENS, KV, TABLES, SLOTS = range(7)
+SCALES, COS, SIN, WINDOWS, SINKS, SINK_COS, SINK_SIN = range(7, 14)
+Change = Callable[[list[Any]], dict[int, Any]]
+
+
+def two_behind_sinks(arguments: list[Any]) -> dict[int, Any]:
+    return {
+        WINDOWS: torch.tensor([4], dtype=torch.int32),
+        SINKS: torch.tensor([2], dtype=torch.int32),
+        SINK_COS: list(arguments[COS]),
+        SINK_SIN: list(arguments[SIN]),
+    }
+
+
+WRONG: dict[str, Change] = {
+    "a row that is none of the tokens": lambda a: {ROWS: a[ROWS] + 1},
+    "a negative row": lambda a: {ROWS: a[ROWS] - 1},
+    "rows of floats": lambda a: {ROWS: a[ROWS].float()},
+    "rows of two axes": lambda a: {ROWS: a[ROWS].unsqueeze(0)},
+    "hidden of three axes": lambda a: {HIDDEN: a[HIDDEN].unsqueeze(0)},
+    "hidden elsewhere": lambda a: {HIDDEN: a[HIDDEN].to("meta")},
+    "a pool elsewhere": lambda a: {KV: [kv.to("meta") for kv in a[KV]]},
+    "rotations elsewhere": lambda a: {COS: [cos.to("meta") for cos in a[COS]]},
+    "tables that are sparse": lambda a: {TABLES: [table.to_sparse() for table in a[TABLES]]},
+    "no groups": lambda _: {SLOTS: []},
+    "no rotations": lambda _: {SIN: []},
+    "no rotations for sinks": lambda a: {**two_behind_sinks(a), SINK_COS: []},
+    "rotations for sinks that are None": lambda a: {**two_behind_sinks(a), SINK_COS: [None] * len(a[COS])},
+    "half of the rotations for sinks": lambda a: {**two_behind_sinks(a), SINK_SIN: []},
+    "narrow rotations for sinks": lambda a: {**two_behind_sinks(a), SINK_COS: [c[:, :3] for c in a[COS]]},
+}
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("random", ["llama-biases"], indirect=True)
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG.keys())
+def test_parts_that_do_not_fit_together_are_named(
+    random: Decoder, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = random._stack
+    assert stack is not None
+    recorder = Recorder(stack._native)
+    monkeypatch.setattr(stack, "_native", recorder)
+    PagedRun(random, [16]).step([list(range(3, 16))])
+    with torch.inference_mode():
+        recorder.native.run(*recorder.arguments)
+        for place, wrong in change(recorder.arguments).items():
+            recorder.arguments[place] = wrong
+        with pytest.raises(ValueError, match=r"\w+: \w"):
+            recorder.native.run(*recorder.arguments)
+
+
+@pytest.mark.parametrize("random", ["llama-biases"], indirect=True)
+def test_an_offset_elsewhere_is_named(random: Decoder) -> None:
+    offset = torch.zeros(random.config.num_kv_heads, random.config.head_dim, device="meta")
+    with pytest.raises(ValueError, match="offset is"):
+        random.offset_keys({0: offset})
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("random", ["llama-biases"], indirect=True)
+def test_no_rows_wanted_give_no_logits(random: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = random._stack
+    assert stack is not None
+    recorder = Recorder(stack._native)
+    monkeypatch.setattr(stack, "_native", recorder)
+    PagedRun(random, [16]).step([list(range(3, 16))])
+    recorder.arguments[ROWS] = recorder.arguments[ROWS][:0]
+    with torch.inference_mode():
+        assert recorder.native.run(*recorder.arguments).shape == (0, random.config.vocab_size)

@@ -70,7 +70,6 @@ def build(
     retention = Retention.parse(config.retention)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    kernels.keep_freed_memory()
     device = _device(config.device)
     path = locate(config.model)
     source = open_source(path)
@@ -79,6 +78,7 @@ def build(
     finally:
         source.close()
     draft = load_draft(config, tokenizer, device)
+    kernels.keep_freed_memory()  # not before: what packing weights freed is of no use to steps
     weight_mode = resolve(config.weights, device)
     layouts = block_layouts(source.config, config)
     draft_layouts = (

@@ -121,7 +121,8 @@ class Offload:
             if block is not None:
                 if not self._stack.has_room(address.group):
                     return
-                self._stack.offer([self._describe(address, block, meta)])
+                if not any(self._stack.offer([self._describe(address, block, meta)])):
+                    return  # the last tier that would have taken it was lost just now
             del self._dirty[address]
             self._cache.mark_dirty(*address, False)
 

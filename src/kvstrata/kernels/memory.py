@@ -27,7 +27,7 @@ def huge_pages(nbytes: int) -> Tensor:
 
 
 class Shelf:
-    """Lays tensors of bytes side by side in huge pages, a few MiB of room in reserve."""
+    """Lays tensors of bytes side by side in huge pages, with room in reserve that is not touched yet."""
 
     def __init__(self) -> None:
         self._room = torch.empty(0, dtype=torch.uint8)

@@ -66,7 +66,7 @@ def test_one_that_arrived_although_its_answer_did_not_counts_once(
     source, target = servers.nodes
     real = copying._move
 
-    def move(*arguments: object) -> int:
+    def move(*arguments: object) -> tuple[int, list[object]]:
         real(*arguments)  # type: ignore[arg-type]
         monkeypatch.setattr(copying, "_move", real)
         raise ServerTimeoutError("no answer in time", target.name)
@@ -74,6 +74,47 @@ def test_one_that_arrived_although_its_answer_did_not_counts_once(
     monkeypatch.setattr(copying, "_move", move)
     copying.add(source, target, NAMES, repair=True)
     assert copying.drain(30)
+    assert target.figures.repairs == len(NAMES)
+
+
+def test_one_that_is_refused_is_tried_again(
+    servers: Servers, valkeys: list[ValkeyServer], copying: Copying, monkeypatch: pytest.MonkeyPatch
+):
+    source, target = servers.nodes
+    valkeys[1].call("CONFIG", "SET", "maxmemory", 1)
+    real = copying._try_again
+    refused: list[int] = []
+
+    def try_again(batch: list[object]) -> None:
+        refused.append(len(batch))
+        valkeys[1].call("CONFIG", "SET", "maxmemory", 0)
+        real(batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(copying, "_try_again", try_again)
+    copying.add(source, target, NAMES, repair=True)
+    assert copying.drain(30)
+    assert refused[0] == module._AT_ONCE
+    assert [valkeys[1].call("EXISTS", name) for name in NAMES] == [1] * len(NAMES)
+    assert target.figures.repairs == len(NAMES)
+
+
+def test_an_error_does_not_pass_for_a_value_that_is_there(
+    servers: Servers, valkeys: list[ValkeyServer], copying: Copying
+):
+    source, target = servers.nodes
+    valkeys[1].call("ACL", "SETUSER", "default", "-exists")
+    copying.add(source, target, NAMES, repair=True)
+    assert copying.drain(30)
+    assert [valkeys[1].call("GET", name) for name in NAMES] == [b"value " + name for name in NAMES]
+
+
+def test_what_is_gone_meanwhile_is_not_copied(
+    servers: Servers, valkeys: list[ValkeyServer], copying: Copying
+):
+    source, target = servers.nodes
+    copying.add(source, target, [b"gone", *NAMES], repair=True)
+    assert copying.drain(30)
+    assert valkeys[1].call("DBSIZE") == len(NAMES)
     assert target.figures.repairs == len(NAMES)
 
 

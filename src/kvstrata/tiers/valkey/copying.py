@@ -26,6 +26,7 @@ _MOST_TRIES = 5
 _FIRST_PAUSE = 0.1  # seconds until a copy that failed is tried again, twice as many each time
 _DOWN_PAUSE = 1.0  # seconds between looks whether a server is back
 _KEPT_SECONDS = 60.0  # that a copy waits for one
+_FOR_EVER = -1  # PTTL's answer for a value without an end
 _log = logging.getLogger("kvstrata.tiers")
 
 
@@ -172,30 +173,40 @@ class Copying:
     def _copy(self, batch: list[_Copy]) -> None:
         source, target = batch[0].source, batch[0].target
         there = target.execute([("EXISTS", copy.name) for copy in batch])
-        lacking = [copy for copy, answer in zip(batch, there, strict=True) if answer == 0]
+        lacking = [copy for copy, answer in zip(batch, there, strict=True) if answer != 1]
         # A try whose answer did not come in time may have been one that succeeded.
         copied = sum(copy.tries > 0 for copy in batch) - sum(copy.tries > 0 for copy in lacking)
         if lacking:
-            copied += self._move(source, target, [copy.name for copy in lacking])
+            taken, refused = self._move(source, target, lacking)
+            self._try_again(refused)
+            copied += taken
         with target.lock:
             if batch[0].repair:
                 target.figures.repairs += copied
             else:
                 target.figures.copies += copied
 
-    def _move(self, source: Node, target: Node, names: list[bytes]) -> int:
-        """Copy values from one server to the other; how many it has taken. Raises ServerError."""
+    def _move(self, source: Node, target: Node, copies: list[_Copy]) -> tuple[int, list[_Copy]]:
+        """Copy values from one server to the other, as far as they are there; how many it has now, and those
+        that one of the two answered with an error. Raises ServerError.
+        """
         due = self._due(0)
         with source.transfer(due) as connection:
             connection.begin(self._due(512 << 20), self._stall)
-            connection.send([word for name in names for word in (("GET", name), ("PTTL", name))])
-            replies = [connection.reply() for _ in range(2 * len(names))]
-        commands = []
-        for name, value, left in zip(names, replies[::2], replies[1::2], strict=True):
-            if isinstance(value, bytes) and isinstance(left, int) and left != 0:
-                commands.append(("SET", name, value, "NX", *(("PX", left) if left > 0 else ())))
+            connection.send([word for copy in copies for word in (("GET", copy.name), ("PTTL", copy.name))])
+            replies = [connection.reply() for _ in range(2 * len(copies))]
+        commands, sent, refused = [], [], []
+        for copy, value, left in zip(copies, replies[::2], replies[1::2], strict=True):
+            if isinstance(value, ReplyError) or isinstance(left, ReplyError):
+                refused.append(copy)
+            elif isinstance(value, bytes) and isinstance(left, int) and (left > 0 or left == _FOR_EVER):
+                sent.append(copy)
+                commands.append(("SET", copy.name, value, "NX", *(("PX", left) if left > 0 else ())))
         with target.transfer(due) as connection:
             connection.begin(self._due(512 << 20), self._stall)
             connection.send(commands)
             outcomes = [connection.reply() for _ in commands]
-        return sum(not isinstance(outcome, ReplyError) for outcome in outcomes)
+        failed = [
+            copy for copy, outcome in zip(sent, outcomes, strict=True) if isinstance(outcome, ReplyError)
+        ]
+        return len(sent) - len(failed), refused + failed
