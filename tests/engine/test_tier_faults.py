@@ -238,6 +238,28 @@ def test_a_tier_lost_between_question_and_offer_is_offered_the_same_later(
     assert toy.engine.tiering.offload.dirty == 9
 
 
+def test_draining_passes_over_what_has_left_the_pool_meanwhile() -> None:
+    made: list[FaultyTier] = []
+
+    def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
+        made.append(Elsewhere(context, clock))
+        return list(made)
+
+    toy = make_toy(tiers=make, blocks=48)
+    assert toy.engine.tiering is not None
+    tier = made[0]
+    tier.gone, tier.known = True, False  # type: ignore[attr-defined]
+    prompts = [[start, *PROMPT] for start in range(1, 10)]
+    for number, prompt in enumerate(prompts):
+        ask(toy, str(number), prompt)
+    tier.gone = False  # type: ignore[attr-defined]
+    toy.clock.now += 1.5
+    toy.engine.drain(10.0)
+    assert toy.engine.tiering.offload.dirty == 0
+    toy.engine.reset_cache()
+    assert ask(toy, "again", prompts[-1]).usage.cached_by_source["faulty"] == 32
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_closing_does_not_wait_for_a_tier_that_takes_nothing(known: bool) -> None:
     made: list[FaultyTier] = []

@@ -97,10 +97,10 @@ class Tiering:
         """Wait until what was published is in the tiers, dirty blocks too, at most so many seconds."""
         end = time.monotonic() + timeout
         self.loads.settle(self.stack.drain(timeout))
-        while (self.offload.dirty or self.offload.renewing) and time.monotonic() < end:
+        while (left := self.offload.dirty + self.offload.renewing) and time.monotonic() < end:
             self.offload.flush()
-            if not self.stack.storing:  # nobody takes any now
-                break
+            if not self.stack.storing and self.offload.dirty + self.offload.renewing == left:
+                break  # nobody takes any now, nor has any left the pool
             self.loads.settle(self.stack.drain(max(0.0, end - time.monotonic())))
 
     def stats(self) -> TieringStats:
