@@ -2,9 +2,9 @@
 
 Each peer is a script that prints one JSON object with the figures of `kvstrata bench workload`. Prints a
 Markdown table: each figure of every engine, and kvstrata's against the best peer's. The machine should
-be idle.
+be idle; where its speed drifts, engines take turns for several rounds, and each has the best of its figures.
 
-Usage: python benchmarks/peers.py MODEL.gguf [--sequences 1,8,32] [NAME=PYTHON:SCRIPT ...]
+Usage: python benchmarks/peers.py MODEL.gguf [--sequences 1,8,32] [--rounds 1] [NAME=PYTHON:SCRIPT ...]
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("peers", nargs="*", metavar="NAME=PYTHON:SCRIPT")
     parser.add_argument("--sequences", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     sequences = [flag for n in arguments.sequences.split(",") for flag in ("--sequences", n)]
     ours = [
@@ -51,14 +52,18 @@ def main() -> None:
         arguments.model,
         *sequences,
     ]
-    results = {"kvstrata": run("kvstrata", ours, Path.cwd())}
+    engines = {"kvstrata": (ours, Path.cwd())}
     for peer in arguments.peers:
         name, _, command = peer.partition("=")
         python, _, script = command.partition(":")
         path = Path(script).resolve()
-        results[name] = run(name, [python, str(path), str(Path(arguments.model).resolve())], path.parent)
-    print(json.dumps(results), file=sys.stderr)
-    print(table(results))
+        engines[name] = ([python, str(path), str(Path(arguments.model).resolve())], path.parent)
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+    for _ in range(arguments.rounds):
+        for name, engine in engines.items():
+            rounds[name].append(run(name, *engine))
+    print(json.dumps(rounds), file=sys.stderr)
+    print(table({name: best(figures) for name, figures in rounds.items()}))
     print(f"\n{cpu()}, {os.cpu_count()} cores, {datetime.datetime.now().astimezone().date()}.")
 
 
@@ -71,6 +76,15 @@ def run(name: str, command: list[str], folder: Path) -> dict[str, Any]:
         raise SystemExit(f"error: {name} failed: {done.stderr[-2000:]}")
     figures: dict[str, Any] = json.loads(lines[-1])
     return figures
+
+
+def best(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The best of each figure."""
+    return {
+        name: (min if name in TIMES else max)(figures[name] for figures in rounds)
+        for name in FIGURES
+        if all(name in figures for figures in rounds)
+    }
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
