@@ -19,9 +19,10 @@ LENGTH = 64
 TEXT = (Path(__file__).parents[2] / "src/kvstrata/cli/demo_handbook.txt").read_text()
 # Nats, of any token and on average. Both sides round their products in other orders. Where keys and values
 # are codes, one on the edge between two becomes this here and that there: a whole step, which later layers
-# carry on.
+# carry on. Over a bf16 pool the kernels round queries and probabilities to bf16 as well, which the oracle,
+# whose queries stand at other positions, does not.
 TOLERANCE = {"fp32": 2e-4, "bf16": 0.04, "fp16": 0.01, "fp8_e4m3": 0.7, "int8": 0.15, "int4": 1.3}
-MEAN_TOLERANCE = {"fp32": 4e-5, "bf16": 0.006, "fp16": 0.001, "fp8_e4m3": 0.07, "int8": 0.02, "int4": 0.2}
+MEAN_TOLERANCE = {"fp32": 4e-5, "bf16": 0.008, "fp16": 0.001, "fp8_e4m3": 0.07, "int8": 0.02, "int4": 0.2}
 
 
 @cache
