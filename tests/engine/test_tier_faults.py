@@ -185,18 +185,22 @@ class Elsewhere(FaultyTier):
         return super().store(records)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_what_was_computed_while_all_servers_were_down_is_offered_when_one_is_back(known: bool) -> None:
-    made: list[FaultyTier] = []
+def without_servers(*, known: bool = True, **settings: int) -> tuple[Toy, Elsewhere]:
+    """A toy over such a tier while all of its machines are gone."""
+    made: list[Elsewhere] = []
 
     def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
         made.append(Elsewhere(context, clock))
         return list(made)
 
-    toy = make_toy(tiers=make)
-    tier = made[0]
-    assert isinstance(tier, Elsewhere)
-    tier.gone, tier.known = True, known
+    toy = make_toy(tiers=make, **settings)
+    made[0].gone, made[0].known = True, known
+    return toy, made[0]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_was_computed_while_all_servers_were_down_is_offered_when_one_is_back(known: bool) -> None:
+    toy, tier = without_servers(known=known)
     first = ask(toy, "first")
     toy.engine.drain(10.0)
     assert toy.engine.tiering is not None
@@ -222,16 +226,9 @@ def test_what_was_computed_while_all_servers_were_down_is_offered_when_one_is_ba
 def test_a_tier_lost_between_question_and_offer_is_offered_the_same_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[FaultyTier] = []
-
-    def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
-        made.append(Elsewhere(context, clock))
-        return list(made)
-
-    toy = make_toy(tiers=make)
+    toy, _ = without_servers()
     assert toy.stack is not None
     assert toy.engine.tiering is not None
-    made[0].gone = True  # type: ignore[attr-defined]
     ask(toy, "first")
     monkeypatch.setattr(toy.stack, "has_room", lambda group: True)
     toy.engine.tend()
@@ -239,20 +236,12 @@ def test_a_tier_lost_between_question_and_offer_is_offered_the_same_later(
 
 
 def test_draining_passes_over_what_has_left_the_pool_meanwhile() -> None:
-    made: list[FaultyTier] = []
-
-    def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
-        made.append(Elsewhere(context, clock))
-        return list(made)
-
-    toy = make_toy(tiers=make, blocks=48)
+    toy, tier = without_servers(known=False, blocks=48)
     assert toy.engine.tiering is not None
-    tier = made[0]
-    tier.gone, tier.known = True, False  # type: ignore[attr-defined]
     prompts = [[start, *PROMPT] for start in range(1, 10)]
     for number, prompt in enumerate(prompts):
         ask(toy, str(number), prompt)
-    tier.gone = False  # type: ignore[attr-defined]
+    tier.gone = False
     toy.clock.now += 1.5
     toy.engine.drain(10.0)
     assert toy.engine.tiering.offload.dirty == 0
@@ -262,14 +251,7 @@ def test_draining_passes_over_what_has_left_the_pool_meanwhile() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_closing_does_not_wait_for_a_tier_that_takes_nothing(known: bool) -> None:
-    made: list[FaultyTier] = []
-
-    def make(context: StoreContext, clock: FakeClock) -> list[Tier]:
-        made.append(Elsewhere(context, clock))
-        return list(made)
-
-    toy = make_toy(tiers=make)
-    made[0].gone, made[0].known = True, known  # type: ignore[attr-defined]
+    toy, _ = without_servers(known=known)
     ask(toy, "first")
     closing = threading.Thread(target=toy.engine.close, args=(600.0,), daemon=True)
     closing.start()
