@@ -23,6 +23,25 @@ struct Rows {
   F16 v[R];
 };
 
+// What products with values have in common, whatever their elements; Products has weigh_columns.
+template <class Products>
+struct WeighedColumns {
+  // sums [R, dim] of R rows over the elements [begin, end) of `source`, which they all see: goes on from what they
+  // hold, or from +0 where `fresh`.
+  template <class Source, int D, int R>
+  static void weigh(const Source& source, const float* weights, int begin, int end, int padded, bool fresh,
+                    float* sums) {
+    const int dim = D > 0 ? D : padded;
+    int d = 0;
+    for (; d + 16 * kValueColumns <= dim; d += 16 * kValueColumns) {
+      Products::template weigh_columns<Source, R, kValueColumns>(source, weights, begin, end, d, dim, fresh, sums);
+    }
+    for (; d < dim; d += 16) {
+      Products::template weigh_columns<Source, R, 1>(source, weights, begin, end, d, dim, fresh, sums);
+    }
+  }
+};
+
 // Lane sums L, L + STEP, ... of R rows' scores against 16 tokens, combined down to one: depth first, so
 // that few are alive at a time. keys: those of 16 tokens, dim being head_dim padded to whole vectors.
 template <class Products, int L, int STEP, int R, int D>

@@ -10,7 +10,7 @@
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
-struct PairProducts {
+struct PairProducts : WeighedColumns<PairProducts> {
   // Values of a converted tile, pairs of tokens.
   struct TileValues {
     const float* values;
@@ -169,17 +169,6 @@ struct PairProducts {
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) store(sums + r * dim + d + 16 * c, sum[r][c]);
     }
-  }
-
-  template <class Source, int D, int R>
-  static void weigh(const Source& source, const float* weights, int begin, int end, int padded, bool fresh,
-                    float* sums) {
-    const int dim = D > 0 ? D : padded;
-    int d = 0;
-    for (; d + 16 * kValueColumns <= dim; d += 16 * kValueColumns) {
-      weigh_columns<Source, R, kValueColumns>(source, weights, begin, end, d, dim, fresh, sums);
-    }
-    for (; d < dim; d += 16) weigh_columns<Source, R, 1>(source, weights, begin, end, d, dim, fresh, sums);
   }
 
   // One row goes on with a token whose neighbour it does not see.

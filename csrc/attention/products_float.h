@@ -8,7 +8,7 @@
 namespace kvstrata {
 namespace KVSTRATA_ISA {
 
-struct FloatProducts {
+struct FloatProducts : WeighedColumns<FloatProducts> {
   // Values of a converted tile, [kTile, dim].
   struct TileValues {
     const float* values;
@@ -124,18 +124,6 @@ struct FloatProducts {
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) store(sums + r * dim + d + 16 * c, sum[r][c]);
     }
-  }
-
-  // R rows over the tokens [begin, end).
-  template <class Source, int D, int R>
-  static void weigh(const Source& source, const float* weights, int begin, int end, int padded, bool fresh,
-                    float* sums) {
-    const int dim = D > 0 ? D : padded;
-    int d = 0;
-    for (; d + 16 * kValueColumns <= dim; d += 16 * kValueColumns) {
-      weigh_columns<Source, R, kValueColumns>(source, weights, begin, end, d, dim, fresh, sums);
-    }
-    for (; d < dim; d += 16) weigh_columns<Source, R, 1>(source, weights, begin, end, d, dim, fresh, sums);
   }
 
   // R rows that see [lo[r], hi[r]): together over the tokens that all see, alone over the others, since a
