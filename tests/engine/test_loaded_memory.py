@@ -1,8 +1,7 @@
-"""What loading a model leaves in memory: its weights, and little more."""
+"""What loading a model leaves in memory: its weights and its vocabulary, and little more."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,29 +9,45 @@ from pathlib import Path
 import pytest
 
 STATUS = Path("/proc/self/status")
-POOL = 16 << 20
-LITTLE = 0.25  # of the weights: the vocabulary, what measuring left, the ends of huge pages
-PROGRAM = f"""
-import json, sys
+LITTLE = 0.2  # of the weights: what measuring left, the ends of huge pages
+PROGRAM = """
+import sys
 from pathlib import Path
 import gguf, tokenizers
+from kvstrata import EngineConfig, kernels
 from kvstrata.engine.build import build
-from kvstrata import EngineConfig
+from kvstrata.models.source import load_tokenizer, open_source
 
 def anonymous():
-    [line] = [line for line in Path("{STATUS}").read_text().splitlines() if line.startswith("RssAnon")]
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
     return int(line.split()[1]) * 1024
 
+kernels.backend()
 before = anonymous()
-loaded = build(EngineConfig(model=sys.argv[1], kv_memory={POOL}, threads=1))
-print(json.dumps([anonymous() - before, loaded.weights_bytes]))
 """
+WHOLE = """
+loaded = build(EngineConfig(model=sys.argv[1], kv_memory=16 << 20, threads=1))
+print(anonymous() - before - loaded.weights_bytes, loaded.weights_bytes)
+"""
+VOCABULARY = """
+source = open_source(Path(sys.argv[1]))
+tokenizer = load_tokenizer(source, Path(sys.argv[1]))
+source.close()
+del source
+kernels.keep_freed_memory()
+print(anonymous() - before, 0)
+"""
+
+
+def grown(program: str, model: Path) -> tuple[int, int]:
+    """What a program left in memory besides the weights, and the weights, in bytes."""
+    command = [sys.executable, "-c", PROGRAM + program, str(model)]
+    beside, weights = subprocess.run(command, check=True, capture_output=True, timeout=300).stdout.split()
+    return int(beside), int(weights)
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="resident memory is read from /proc")
 def test_what_packing_freed_goes_back_to_the_system(smollm2_path: Path) -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(smollm2_path)], check=True, capture_output=True, timeout=300
-    )
-    grown, weights = json.loads(told.stdout)
-    assert grown - POOL <= (1 + LITTLE) * weights
+    beside, weights = grown(WHOLE, smollm2_path)
+    vocabulary, _ = grown(VOCABULARY, smollm2_path)
+    assert beside - vocabulary <= LITTLE * weights
