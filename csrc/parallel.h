@@ -18,34 +18,6 @@ inline int64_t useful_threads(int64_t cost, int64_t items) {
   return std::max<int64_t>(1, std::min({threads_at_hand(), items, cost / cost_per_thread}));
 }
 
-// Calls run(thread, item) for each item once; `thread` < `threads` names the caller's scratch.
-template <class Run>
-void for_each_item(int64_t items, int64_t threads, const Run& run) {
-  if (threads <= 1) {
-    for (int64_t item = 0; item < items; ++item) run(int64_t{0}, item);
-    return;
-  }
-  std::atomic<int64_t> next{0};
-  on_threads(threads, [&](int64_t thread) {
-    for (int64_t item = next.fetch_add(1); item < items; item = next.fetch_add(1)) run(thread, item);
-  });
-}
-
-// The same, but run(thread, item, next) is told which item its thread takes next, `items` if none: each claims one
-// ahead, so that it can fetch what that needs.
-template <class Run>
-void for_each_item_and_next(int64_t items, int64_t threads, const Run& run) {
-  std::atomic<int64_t> unclaimed{0};
-  for_each_item(std::min(items, threads), threads, [&](int64_t thread, int64_t) {
-    int64_t next = std::min(items, unclaimed.fetch_add(1));
-    while (next < items) {
-      const int64_t item = next;
-      next = std::min(items, unclaimed.fetch_add(1));
-      run(thread, item, next);
-    }
-  });
-}
-
 // Neighbouring items to one thread each, from its own end; who is done takes from the other end of another's. So each
 // thread reads memory front to back, and none waits for long.
 class Shares {
@@ -89,6 +61,35 @@ class Shares {
   std::vector<Span> spans_;
 };
 
+// Calls run(thread, item) for each item once; `thread` < `threads` names the caller's scratch. A thread begins with the
+// same share of the items each time: where these are rows, with what it wrote itself one phase before.
+template <class Run>
+void for_each_item(int64_t items, int64_t threads, const Run& run) {
+  if (threads <= 1) {
+    for (int64_t item = 0; item < items; ++item) run(int64_t{0}, item);
+    return;
+  }
+  Shares shares(items, threads);
+  on_threads(threads, [&](int64_t thread) {
+    for (int64_t item = shares.take(thread); item >= 0; item = shares.take(thread)) run(thread, item);
+  });
+}
+
+// The same, but run(thread, item, next) is told which item its thread takes next, `items` if none: each claims one
+// ahead, so that it can fetch what that needs.
+template <class Run>
+void for_each_item_and_next(int64_t items, int64_t threads, const Run& run) {
+  std::atomic<int64_t> unclaimed{0};
+  for_each_item(std::min(items, threads), threads, [&](int64_t thread, int64_t) {
+    int64_t next = std::min(items, unclaimed.fetch_add(1));
+    while (next < items) {
+      const int64_t item = next;
+      next = std::min(items, unclaimed.fetch_add(1));
+      run(thread, item, next);
+    }
+  });
+}
+
 // Calls prepare(part) for each part once, then run(thread, item) for each item, in one go: nobody runs before all parts
 // are prepared. Fewer threads than asked for may come; what none of them has claimed is there for all.
 template <class Prepare, class Run>
@@ -98,11 +99,11 @@ void prepare_and_run(int64_t parts, int64_t items, int64_t threads, const Prepar
     for (int64_t item = 0; item < items; ++item) run(int64_t{0}, item);
     return;
   }
-  std::atomic<int64_t> claimed{0};
+  Shares to_prepare(parts, threads);
   std::atomic<int64_t> prepared{0};
   Shares shares(items, threads);
   on_threads(threads, [&](int64_t thread) {
-    for (int64_t part = claimed.fetch_add(1); part < parts; part = claimed.fetch_add(1)) {
+    for (int64_t part = to_prepare.take(thread); part >= 0; part = to_prepare.take(thread)) {
       prepare(part);
       prepared.fetch_add(1);
     }

@@ -78,9 +78,12 @@ std::vector<Unit> share_out(const std::vector<PackedWeight>& weights, int64_t ro
   for (const PackedWeight& weight : weights) pairs += (tile_count(weight.outputs) + 1) / 2;
   // Each unit expands its tiles anew, so rows are cut only where tiles are too few to occupy the threads.
   constexpr int64_t kFewestRows = 64;
-  const int64_t wanted = 4 * threads_at_hand();
+  const int64_t threads = threads_at_hand();
   const int64_t most = std::max<int64_t>(1, rows / kFewestRows);
-  const int64_t chunks = std::clamp<int64_t>((wanted + pairs - 1) / std::max<int64_t>(pairs, 1), 1, most);
+  int64_t chunks = std::clamp<int64_t>((4 * threads + pairs - 1) / std::max<int64_t>(pairs, 1), 1, most);
+  // With many rows each thread has its own in all products, and finds what it wrote in its own cache.
+  constexpr int64_t kOwnRows = 128;
+  if (rows >= threads * kOwnRows) chunks = std::max(chunks, threads);
   std::vector<Unit> units;
   units.reserve(static_cast<size_t>(pairs * chunks));
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {

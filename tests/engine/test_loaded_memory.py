@@ -19,15 +19,15 @@ from kvstrata.engine.build import build
 from kvstrata.models.source import load_tokenizer, open_source
 
 def anonymous():
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
-    return int(line.split()[1]) * 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
 
 kernels.backend()
 before = anonymous()
 """
 WHOLE = """
 loaded = build(EngineConfig(model=sys.argv[1], kv_memory=16 << 20, threads=1))
-print(anonymous() - before - loaded.weights_bytes, loaded.weights_bytes)
+print(anonymous() - before - loaded.weights_bytes - loaded.pool_bytes, loaded.weights_bytes)
 """
 VOCABULARY = """
 source = open_source(Path(sys.argv[1]))

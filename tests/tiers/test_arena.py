@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstrata.tiers import arena as arena_module
+from kvstrata.tiers import memory as memory_module
 from kvstrata.tiers.arena import SlotArena
 from kvstrata.tiers.memory import available_bytes
 
@@ -32,10 +32,10 @@ def test_populating_makes_all_pages_resident_and_keeps_their_bytes() -> None:
 
 
 def test_populating_stops_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_module, "total_bytes", lambda device: available_bytes(device) * 5)
+    monkeypatch.setattr(memory_module, "total_bytes", lambda device: available_bytes(device) * 5)
     assert list(SlotArena((5000,), SIZE, "size").populate()) == []
 
 
 def test_populating_stops_where_a_control_group_leaves_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_module, "available_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr(memory_module, "available_bytes", lambda device: 1 << 20)
     assert list(SlotArena((5000,), SIZE, "size").populate()) == []

@@ -3,8 +3,8 @@
 A block is free (nobody's), held (in at least one block table, or pinned by a reader), or cached (in no
 table, but kept because its content can be found). `free + cached + held = total` at every moment.
 
-The memory is not touched here, so a pool costs resident memory only for blocks that were written once; blocks
-that come back are used again first.
+The memory is not touched before it is written or populated, so a pool costs resident memory only for blocks
+that were used once or are to come next; blocks that come back are used again first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvstrata.cache.formats import check_head_dim, pool_dtype, scale_dtype
 from kvstrata.cache.layout import BlockLayout
-from kvstrata.cache.memory import block_memory
+from kvstrata.cache.memory import block_memory, populate
 from kvstrata.errors import ConfigError, IntegrityError
 
 BlockIds = Sequence[int] | npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ class BlockPool:
     kv: the blocks as attention reads them, `[num_blocks, group_layers, 2, num_kv_heads, block_size,
     head_dim]` in the format's dtype (int4: `head_dim / 2` bytes). scales: those of a quantised format, at the
     end of their block, `[num_blocks, group_layers, 2, num_kv_heads, block_size, scales a vector]`.
-    most_held: the most blocks that were held at a time.
+    most_held: the most blocks that were held at a time. reached: those from this one on were never used.
     refs: int32 `[num_blocks]`, holders of each block, pins included.
     kept: bool `[num_blocks]`, whether a block without holders stays cached.
 
@@ -59,6 +59,7 @@ class BlockPool:
         self._places = np.zeros(num_blocks, dtype=np.int64)  # of blocks among those released last
         self._cached = 0
         self.most_held = 0
+        self.reached = 0
 
     @property
     def num_free(self) -> int:
@@ -88,12 +89,17 @@ class BlockPool:
         """Copy the content of a block in all layers."""
         self.payload(dst).copy_(self.payload(src))
 
+    def populate(self, blocks: range) -> bool:
+        """Take the memory of neighbouring blocks from the system, as `memory.populate` does."""
+        return populate(self._blocks[blocks.start : blocks.stop])
+
     def allocate(self) -> int | None:
         """Take a free block, with one holder; None where there is none."""
         if not self._free:
             return None
         block = self._free.pop()
         self.refs[block] = 1
+        self.reached = max(self.reached, block + 1)
         self.most_held = max(self.most_held, self.num_held)
         return block
 

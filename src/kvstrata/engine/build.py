@@ -161,6 +161,7 @@ def build(
     )
     if engine.tiering is not None:
         engine.tiering.calibrate()
+    engine.pages.prepare(torch.get_num_threads())
     pools = zip((*layouts, *draft_layouts), (*num_blocks, *draft_blocks), strict=True)
     used = sum(layout.stride_bytes * blocks for layout, blocks in pools)
     template = config.chat_template or tokenizer.chat_template

@@ -17,6 +17,7 @@ from kvstrata.config import LoadMode, RequestOptions, SamplingParams
 from kvstrata.engine.delivery import Delivery
 from kvstrata.engine.limits import Limits
 from kvstrata.engine.outputs import Delta
+from kvstrata.engine.pages import PoolPages
 from kvstrata.engine.pins import Pins
 from kvstrata.engine.refreshing import Refreshing
 from kvstrata.engine.request import Request
@@ -116,6 +117,7 @@ class Engine:
             self.tiering,
         )
         self.pins = Pins(cache, tiers, cache.clock)
+        self.pages = PoolPages(cache.pools)
         self.scheduler = Scheduler(
             cache,
             max_num_seqs=max_num_seqs,
@@ -294,11 +296,12 @@ class Engine:
         return self._runner.run([work]).logits
 
     def tend(self) -> bool:
-        """Do a piece of what can wait (audits, refreshes), for when there are no requests; whether there is
-        more.
+        """Do a piece of what can wait (audits, refreshes, memory for blocks to come), for when there are no
+        requests; whether there is more.
         """
         more = self.tiering is not None and self.tiering.tend()
-        return self.refreshing.tend() or more
+        more = self.refreshing.tend() or more
+        return self.pages.step() or more
 
     @property
     def settling(self) -> bool:

@@ -6,8 +6,6 @@ split fits what is kept.
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,16 +13,13 @@ import numpy.typing as npt
 import torch
 
 from kvstrata.cache.layout import ALIGNMENT
-from kvstrata.cache.memory import block_memory
+from kvstrata.cache.memory import block_memory, populate
 from kvstrata.errors import ConfigError
-from kvstrata.tiers.memory import available_bytes, total_bytes
+from kvstrata.tiers.memory import is_short
 
 Bytes = npt.NDArray[np.uint8]
 
-_POPULATE_WRITE = 23  # of madvise, since Linux 5.14: pages are there as if written to, and keep their bytes
 _PORTION_BYTES = 2 << 20  # other threads' mappings wait for one at most
-_LEFT_FREE = 4  # populating stops where less than this part of the memory is free
-_CPU = torch.device("cpu")
 
 
 class SlotArena:
@@ -73,28 +68,14 @@ class SlotArena:
     def populate(self) -> Iterator[None]:
         """Take the arena's pages from the system, some with each step, the first slots first.
 
-        The first write to a page costs many times what later ones do, most of all in a virtual machine whose
-        host has to find it too. May run beside writes to the slots. Ends early where the system cannot do
-        this, or memory is short: pages then come when they are written, as they do without.
+        May run beside writes to the slots. Ends early where the system cannot do this, or memory is short:
+        pages then come when they are written, as they do without; see `cache.memory.populate`.
         """
-        least = total_bytes(_CPU) // _LEFT_FREE
         each = max(1, _PORTION_BYTES // sum(self._strides))
         for first in range(0, self.slots, each):
-            # the page cache is not free here
-            unused = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if min(unused, available_bytes(_CPU)) < least:
+            if is_short():
                 return
             for part, stride in zip(self._parts, self._strides, strict=True):
-                if not _populate(part[first * stride : (first + each) * stride]):
+                if not populate(torch.from_numpy(part[first * stride : (first + each) * stride])):
                     return
             yield
-
-
-def _populate(memory: Bytes) -> bool:
-    """Whether the pages of this memory, which begins and ends with one, are there now.
-
-    By ctypes, since `mmap.madvise` keeps other threads from running meanwhile.
-    """
-    madvise = ctypes.CDLL(None).madvise
-    address, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(memory.nbytes)
-    return bool(madvise(address, size, ctypes.c_int(_POPULATE_WRITE)) == 0)

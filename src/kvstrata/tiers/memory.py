@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+_CPU = torch.device("cpu")
+_LEFT_FREE = 4  # memory is short where less than this part of it is unused
 _CGROUP = Path("/sys/fs/cgroup")
 # For version 2 and 1: limit, usage, and what memory.stat calls cached file pages that can go at once.
 _GROUP_FILES = (
@@ -34,6 +36,13 @@ def total_bytes(device: torch.device) -> int:
     limits = [_meminfo("MemTotal")]
     limits += [n for limit, _, _ in _GROUP_FILES if (n := _number(_CGROUP / limit)) is not None]
     return min(limits)
+
+
+def is_short() -> bool:
+    """Whether so little main memory is unused that none should be taken ahead of its use."""
+    # the page cache is in use here
+    unused = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(unused, available_bytes(_CPU)) < total_bytes(_CPU) // _LEFT_FREE
 
 
 def _meminfo(field: str) -> int:
