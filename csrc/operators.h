@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 #include "team.h"
 
@@ -13,6 +14,7 @@ namespace kvstrata {
 at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::optional<at::Tensor>& bias);
 // What the product with a packed weight reads, in the pieces that threads take. Raises ValueError on another tensor.
 Stretch packed_stretch(const at::Tensor& weight);
+int64_t packed_inputs(const at::Tensor& weight);
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor add_rms_norm(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight, double eps);
@@ -31,5 +33,12 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
                            const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& windows,
                            const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& sink_query,
                            const std::optional<at::Tensor>& key_offset);
+// What each thread of paged_attention over such a batch reads of the pool's layer 0, as far as it is worth bringing into
+// its cache before. num_tokens, num_heads: of the query.
+std::vector<Reading> attention_readings(const at::Tensor& kv, const std::optional<at::Tensor>& scales,
+                                        const at::Tensor& block_tables, const at::Tensor& query_starts,
+                                        const at::Tensor& context_lens, int64_t num_tokens, int64_t num_heads,
+                                        int64_t window, const std::optional<at::Tensor>& windows,
+                                        const std::optional<at::Tensor>& sinks);
 
 }  // namespace kvstrata

@@ -18,15 +18,17 @@ inline int64_t useful_threads(int64_t cost, int64_t items) {
   return std::max<int64_t>(1, std::min({threads_at_hand(), items, cost / cost_per_thread}));
 }
 
-// Neighbouring items to one thread each, from its own end; who is done takes from the other end of another's. So each
+// Neighbouring items to one thread each, thread t's being first(t) to first(t + 1), from its own end; who is done takes from the other end of another's. So each
 // thread reads memory front to back, and none waits for long.
 class Shares {
  public:
   Shares(int64_t items, int64_t threads) : spans_(static_cast<size_t>(threads)) {
     for (int64_t t = 0; t < threads; ++t) {
-      spans_[static_cast<size_t>(t)].bounds = pack(items * t / threads, items * (t + 1) / threads);
+      spans_[static_cast<size_t>(t)].bounds = pack(first(t, items, threads), first(t + 1, items, threads));
     }
   }
+
+  static int64_t first(int64_t thread, int64_t items, int64_t threads) { return items * thread / threads; }
 
   // The next item for `thread`; -1 where none is left.
   int64_t take(int64_t thread) {
@@ -75,16 +77,20 @@ void for_each_item(int64_t items, int64_t threads, const Run& run) {
   });
 }
 
-// The same, but run(thread, item, next) is told which item its thread takes next, `items` if none: each claims one
-// ahead, so that it can fetch what that needs.
+// The same, but run(thread, item, next) is told which item its thread takes next, -1 if none: each claims one ahead, so
+// that it can fetch what that needs.
 template <class Run>
 void for_each_item_and_next(int64_t items, int64_t threads, const Run& run) {
-  std::atomic<int64_t> unclaimed{0};
-  for_each_item(std::min(items, threads), threads, [&](int64_t thread, int64_t) {
-    int64_t next = std::min(items, unclaimed.fetch_add(1));
-    while (next < items) {
+  if (threads <= 1) {
+    for (int64_t item = 0; item < items; ++item) run(int64_t{0}, item, item + 1 < items ? item + 1 : -1);
+    return;
+  }
+  Shares shares(items, threads);
+  on_threads(threads, [&](int64_t thread) {
+    int64_t next = shares.take(thread);
+    while (next >= 0) {
       const int64_t item = next;
-      next = std::min(items, unclaimed.fetch_add(1));
+      next = shares.take(thread);
       run(thread, item, next);
     }
   });

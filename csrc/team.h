@@ -14,16 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "ahead.h"
+
 namespace kvstrata {
 
-// A stretch of memory that a product reads, cut into pieces of `piece` bytes which threads take whole.
-struct Stretch {
-  const uint8_t* begin;
-  int64_t bytes;
-  int64_t piece;
-};
-
-// What one product reads, end to end.
+// What is read one after another.
 using Reading = std::vector<Stretch>;
 
 // Walks over the part of a reading that a thread takes first.
@@ -70,7 +65,8 @@ class Fetcher {
 class Team {
  public:
   // readings: of a step's products in order; they stay as they are for as long as the team.
-  Team(int64_t threads, const std::vector<Reading>& readings) : threads_(threads), readings_(readings) {}
+  Team(int64_t threads, const std::vector<Reading>& readings)
+      : threads_(threads), readings_(readings), ahead_(static_cast<size_t>(threads)) {}
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
@@ -81,6 +77,19 @@ class Team {
 
   // From now on threads that wait fetch this reading.
   void expect(int64_t reading) { expected_.store(reading, std::memory_order_relaxed); }
+
+  // From now on each thread brings its reading, `offset` bytes on, while it multiplies; until `bring` once more, of
+  // none at the end. Between jobs only.
+  void bring(const std::vector<Reading>& readings, int64_t offset) {
+    for (size_t t = 0; t < ahead_.size(); ++t) {
+      ahead_[t].what = t < readings.size() && !readings[t].empty()
+                           ? Ahead{readings[t].data(), readings[t].data() + readings[t].size(), offset, nullptr, nullptr}
+                           : Ahead{};
+    }
+  }
+
+  // What a thread of a job brings while it multiplies.
+  Ahead* ahead(int64_t thread) { return &ahead_[static_cast<size_t>(thread)].what; }
 
   // Runs program() as the leader of torch's threads. What it throws is thrown on.
   template <class Program>
@@ -113,6 +122,10 @@ class Team {
   static constexpr uint64_t kInside = 0xffff;
   static constexpr uint64_t kOpen = 0x10000;
   static constexpr uint64_t kJob = 0x20000;
+
+  struct alignas(64) Bringing {
+    Ahead what{};
+  };
 
   // A thread's time between jobs.
   class Waiting {
@@ -179,6 +192,7 @@ class Team {
 
   const int64_t threads_;
   const std::vector<Reading>& readings_;
+  std::vector<Bringing> ahead_;
   const void* body_ = nullptr;
   void (*call_)(const void*, int64_t) = nullptr;
   int64_t wanted_ = 0;

@@ -46,11 +46,28 @@ const AttentionKernels& kernels_for(KvType type) {
   return KVSTRATA_PICK(bf16_attention_kernels);
 }
 
-// The batch as sequences, once everything the kernels will read is known to be there.
+// Where a batch's sequences lie, once everything the kernels will read is known to be there.
 std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at::Tensor& tables,
-                                                 const at::Tensor& starts, const at::Tensor& lens,
-                                                 const at::Tensor& query, const Retention& retention) {
+                                                 const at::Tensor& query_starts, const at::Tensor& context_lens,
+                                                 int64_t num_tokens, const std::optional<at::Tensor>& windows,
+                                                 const std::optional<at::Tensor>& first_tokens, int64_t all,
+                                                 bool has_query) {
+  check_dtype(kOp, "block_tables", tables, at::kInt);
+  check_dtype(kOp, "query_starts", query_starts, at::kInt);
+  check_dtype(kOp, "context_lens", context_lens, at::kInt);
+  check_shape(kOp, "context_lens", context_lens, {"num_seqs"});
+  check_shape(kOp, "query_starts", query_starts, {context_lens.size(0) + 1});
+  check_shape(kOp, "block_tables", tables, {context_lens.size(0), "max_blocks"});
+  check_dense_rows(kOp, "block_tables", tables);
+  const at::Tensor starts = query_starts.contiguous();
+  const at::Tensor lens = context_lens.contiguous();
   const int64_t num_seqs = lens.size(0);
+  const Retention retention{counts("windows", windows, num_seqs), counts("sinks", first_tokens, num_seqs),
+                            std::min<int64_t>(all, INT32_MAX), has_query};
+  for (int64_t s = 0; s < num_seqs; ++s) {
+    TORCH_CHECK_VALUE(retention.sinks(s) == 0 || retention.window(s) > 0, kOp, ": sinks[", s, "] is ",
+                      retention.sinks(s), ", expected 0 where there is no window");
+  }
   const int64_t block_size = kv.size(4);
   const int64_t capacity = tables.size(1) * block_size;
   const int32_t* start = starts.const_data_ptr<int32_t>();
@@ -82,8 +99,8 @@ std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at:
     sequences.push_back({static_cast<int32_t>(s), start[s], static_cast<int32_t>(tokens), len[s],
                          static_cast<int32_t>(window), static_cast<int32_t>(sinks)});
   }
-  TORCH_CHECK_VALUE(start[num_seqs] == query.size(0), kOp, ": query has shape ", query.sizes(), ", expected [",
-                    start[num_seqs], ", num_heads, ", query.size(2), "] (query_starts' end)");
+  TORCH_CHECK_VALUE(start[num_seqs] == num_tokens, kOp, ": query has ", num_tokens, " tokens, expected ",
+                    start[num_seqs], " (query_starts' end)");
   return sequences;
 }
 
@@ -105,22 +122,6 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
   TORCH_CHECK_VALUE(num_kv_heads > 0 && query.size(1) % num_kv_heads == 0, kOp, ": query has ", query.size(1),
                     " heads, expected a multiple of kv's ", num_kv_heads);
   TORCH_CHECK_VALUE(window >= 0, kOp, ": window is ", window, ", expected 0 (all) or more");
-  check_dtype(kOp, "block_tables", block_tables, at::kInt);
-  check_dtype(kOp, "query_starts", query_starts, at::kInt);
-  check_dtype(kOp, "context_lens", context_lens, at::kInt);
-  check_shape(kOp, "context_lens", context_lens, {"num_seqs"});
-  check_shape(kOp, "query_starts", query_starts, {context_lens.size(0) + 1});
-  check_shape(kOp, "block_tables", block_tables, {context_lens.size(0), "max_blocks"});
-  check_dense_rows(kOp, "block_tables", block_tables);
-  const at::Tensor starts = query_starts.contiguous();
-  const at::Tensor lens = context_lens.contiguous();
-  const int64_t num_seqs = context_lens.size(0);
-  const Retention retention{counts("windows", windows, num_seqs), counts("sinks", sinks, num_seqs),
-                            std::min<int64_t>(window, INT32_MAX), sink_query.has_value()};
-  for (int64_t s = 0; s < num_seqs; ++s) {
-    TORCH_CHECK_VALUE(retention.sinks(s) == 0 || retention.window(s) > 0, kOp, ": sinks[", s, "] is ",
-                      retention.sinks(s), ", expected 0 where there is no window");
-  }
   if (sink_query.has_value()) {
     check_dtype(kOp, "sink_query", *sink_query, at::kFloat);
     check_shape(kOp, "sink_query", *sink_query, {query.size(0), query.size(1), head_dim});
@@ -135,7 +136,8 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
     check_contiguous(kOp, "key_offset", *key_offset);
     args.key_offset = key_offset->const_data_ptr<float>();
   }
-  const auto sequences = checked_sequences(kv, block_tables, starts, lens, query, retention);
+  const auto sequences = checked_sequences(kv, block_tables, query_starts, context_lens, query.size(0), windows, sinks,
+                                           window, sink_query.has_value());
 
   at::Tensor out = at::empty(query.sizes(), query.options());
   if (sequences.empty() || query.numel() == 0) return out;
@@ -162,11 +164,27 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
   const AttentionKernels& kernels = kernels_for(args.kv.type);
   const AttentionItem* items = plan.items.data();
   for_each_item_and_next(num_items, threads, [&](int64_t thread, int64_t item, int64_t next) {
-    kernels.attend(args, items[item], next < num_items ? items + next : nullptr, memory + thread * scratch_size);
+    kernels.attend(args, items[item], next >= 0 ? items + next : nullptr, memory + thread * scratch_size);
   });
   for_each_item(static_cast<int64_t>(plan.folds.size()), plan.folds.empty() ? 1 : threads,
                 [&](int64_t, int64_t fold) { kernels.fold(args, plan.folds[static_cast<size_t>(fold)]); });
   return out;
+}
+
+std::vector<Reading> attention_readings(const at::Tensor& kv, const std::optional<at::Tensor>& scales,
+                                        const at::Tensor& block_tables, const at::Tensor& query_starts,
+                                        const at::Tensor& context_lens, int64_t num_tokens, int64_t num_heads,
+                                        int64_t window, const std::optional<at::Tensor>& windows,
+                                        const std::optional<at::Tensor>& sinks) {
+  const KvView view = kv_view(kOp, kv, scales, 0);
+  const auto sequences =
+      checked_sequences(kv, block_tables, query_starts, context_lens, num_tokens, windows, sinks, window, true);
+  TORCH_CHECK_VALUE(view.num_kv_heads > 0, kOp, ": kv has 0 heads, expected at least 1");
+  const int heads_per_kv = static_cast<int>(num_heads / view.num_kv_heads);
+  const int threads = static_cast<int>(threads_at_hand());
+  const AttentionPlan plan = plan_attention(sequences, view.num_kv_heads, heads_per_kv, view.head_dim, threads);
+  return plan_readings(plan, view, block_tables.const_data_ptr<int32_t>(), block_tables.stride(0), heads_per_kv,
+                       threads);
 }
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) { m.impl("paged_attention", paged_attention); }

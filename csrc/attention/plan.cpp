@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "parallel.h"
+
 namespace kvstrata {
 namespace {
 
@@ -64,6 +66,31 @@ void cut_by_tiles(const AttentionItem& block, int64_t share, int heads_per_kv, i
   plan->folds.push_back(fold);
 }
 
+// Deals items out, dearest first, each to the thread that has least and still has room.
+void deal(int threads, std::vector<AttentionItem>* items) {
+  std::vector<AttentionItem> sorted = *items;
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
+  const int64_t count = static_cast<int64_t>(sorted.size());
+  struct Hand {
+    int64_t next;
+    int64_t end;
+    int64_t cost;
+  };
+  std::vector<Hand> hands;
+  for (int t = 0; t < threads; ++t) {
+    hands.push_back({Shares::first(t, count, threads), Shares::first(t + 1, count, threads), 0});
+  }
+  for (const AttentionItem& item : sorted) {
+    Hand* least = nullptr;
+    for (Hand& hand : hands) {
+      if (hand.next < hand.end && (least == nullptr || hand.cost < least->cost)) least = &hand;
+    }
+    (*items)[static_cast<size_t>(least->next++)] = item;
+    least->cost += item.cost;
+  }
+}
+
 }  // namespace
 
 AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, int num_kv_heads, int heads_per_kv,
@@ -107,9 +134,65 @@ AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, in
   for (const AttentionItem& item : plan.items) {
     plan.max_rows = std::max<int64_t>(plan.max_rows, item.num_kv_heads * padded_rows(heads_per_kv, item));
   }
-  std::stable_sort(plan.items.begin(), plan.items.end(),
-                   [](const AttentionItem& a, const AttentionItem& b) { return a.cost > b.cost; });
+  deal(threads, &plan.items);
   return plan;
+}
+
+namespace {
+
+constexpr int64_t kMostAhead = 2 << 20;  // bytes a thread: twice what a cache of its own holds, part of the next
+
+// Tokens [begin, end) of one block.
+void add_tokens(const KvView& kv, const AttentionItem& item, const uint8_t* block, int64_t begin, int64_t end,
+                std::vector<Stretch>* reading) {
+  const bool dense = kv.head_stride == kv.block_size * kv.token_stride &&
+                     kv.part_stride == kv.num_kv_heads * kv.head_stride;
+  if (dense && end - begin == kv.block_size && item.num_kv_heads == kv.num_kv_heads) {
+    reading->push_back({block, 2 * kv.part_stride, 2 * kv.part_stride});
+    return;
+  }
+  const int64_t bytes = (end - begin) * kv.token_stride;
+  for (int64_t head = item.kv_head; head < item.kv_head + item.num_kv_heads; ++head) {
+    const uint8_t* key = block + head * kv.head_stride + begin * kv.token_stride;
+    reading->push_back({key, bytes, bytes});
+    reading->push_back({key + kv.part_stride, bytes, bytes});
+  }
+}
+
+void add_item(const KvView& kv, const AttentionItem& item, const int32_t* table, std::vector<Stretch>* reading,
+              int64_t* left) {
+  const int64_t context = item.first_position + item.num_tokens;
+  for (int number = item.first_tile; number < item.end_tile && *left > 0; ++number) {
+    int64_t token = static_cast<int64_t>(tile_at(item, number)) * kTile;
+    const int64_t end = std::min(context, token + kTile);
+    while (token < end) {
+      const int64_t block = token / kv.block_size;
+      const int64_t until = std::min(end, (block + 1) * kv.block_size);
+      const int64_t first = block * kv.block_size;
+      if (table[block] >= 0) {  // else its tokens are hidden from all rows
+        add_tokens(kv, item, kv.base + table[block] * kv.block_stride, token - first, until - first, reading);
+      }
+      *left -= 2 * item.num_kv_heads * (until - token) * kv.token_stride;
+      token = until;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<Stretch>> plan_readings(const AttentionPlan& plan, const KvView& kv, const int32_t* tables,
+                                                int64_t table_stride, int heads_per_kv, int threads) {
+  std::vector<std::vector<Stretch>> readings(static_cast<size_t>(threads));
+  const int64_t count = static_cast<int64_t>(plan.items.size());
+  for (int64_t t = 0; t < threads; ++t) {
+    int64_t left = kMostAhead;
+    for (int64_t i = Shares::first(t, count, threads); i < Shares::first(t + 1, count, threads) && left > 0; ++i) {
+      const AttentionItem& item = plan.items[static_cast<size_t>(i)];
+      if (item.num_tokens * heads_per_kv > kDirectRows) continue;
+      add_item(kv, item, tables + item.sequence * table_stride, &readings[static_cast<size_t>(t)], &left);
+    }
+  }
+  return readings;
 }
 
 }  // namespace kvstrata

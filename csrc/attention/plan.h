@@ -3,12 +3,13 @@
 
 #include <vector>
 
+#include "ahead.h"
 #include "attention/attention.h"
 
 namespace kvstrata {
 
 struct AttentionPlan {
-  std::vector<AttentionItem> items;  // dearest first
+  std::vector<AttentionItem> items;  // each thread's share after another, as `Shares` has them, its dearest first
   std::vector<AttentionFold> folds;
   int64_t partial_floats = 0;
   int64_t max_rows = 0;  // of state in scratch
@@ -30,5 +31,10 @@ struct AttentionSequence {
 
 AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, int num_kv_heads, int heads_per_kv,
                              int head_dim, int threads);
+
+// What each thread reads of K and V in its share of a plan, in order and bounded: of items that read in place, since
+// more rows take long over what they read.
+std::vector<std::vector<Stretch>> plan_readings(const AttentionPlan& plan, const KvView& kv, const int32_t* tables,
+                                                int64_t table_stride, int heads_per_kv, int threads);
 
 }  // namespace kvstrata

@@ -142,8 +142,34 @@ at::Tensor DecoderStack::run(const at::Tensor& hidden, const StepBatch& batch) c
   return logits;
 }
 
+// What attention reads of each group's layer 0, by thread; none where there is no team to bring it.
+std::vector<std::vector<Reading>> DecoderStack::kv_readings(const StepBatch& batch, int64_t num_tokens) const {
+  std::vector<std::vector<Reading>> readings(windows_.size());
+  if (Team::led() == nullptr) return readings;
+  for (const Layer& layer : layers_) {
+    const size_t group = static_cast<size_t>(layer.group);
+    const at::Tensor& cos = batch.cos[static_cast<size_t>(layer.rope)];
+    if (layer.index != 0 || cos.dim() != 2 || cos.size(1) == 0) continue;
+    const int64_t num_heads = packed_inputs(layer.o.weights[0]) / (2 * cos.size(1));
+    const bool full = windows_[group] == 0;
+    readings[group] = attention_readings(batch.kv[group], batch.scales[group], batch.block_tables[group],
+                                         batch.query_starts, batch.context_lens, num_tokens, num_heads,
+                                         windows_[group], full ? batch.windows : std::nullopt,
+                                         full ? batch.sinks : std::nullopt);
+  }
+  return readings;
+}
+
 at::Tensor DecoderStack::go(at::Tensor hidden, const StepBatch& batch) const {
+  const std::vector<std::vector<Reading>> kv = kv_readings(batch, hidden.size(0));
+  const auto bring_kv = [&](size_t i) {
+    Team* team = Team::led();
+    if (team == nullptr || i >= layers_.size()) return;
+    const size_t group = static_cast<size_t>(layers_[i].group);
+    team->bring(kv[group], layers_[i].index * batch.kv[group].stride(1) * batch.kv[group].element_size());
+  };
   int64_t product = 0;
+  bring_kv(0);
   at::Tensor normed = rms_norm(hidden, layers_.empty() ? final_norm_ : layers_[0].attn_norm, eps_);
   for (size_t i = 0; i < layers_.size(); ++i, product += kProducts) {
     const Layer& layer = layers_[i];
@@ -155,6 +181,7 @@ at::Tensor DecoderStack::go(at::Tensor hidden, const StepBatch& batch) const {
     }
     at::Tensor out = this->normed(multiply(layer.o, attended, product + 1), layer.post_attn_norm);
     normed = add_rms_norm(hidden, out, layer.mlp_norm, eps_);
+    bring_kv(i + 1);  // memory has time for the next layer's keys and values while many rows are multiplied
     out = multiply(layer.gate_up, normed, product + 2);
     out = multiply(layer.down, fused_gated_activation(out, activation_), product + 3);
     out = this->normed(out, layer.post_mlp_norm);
@@ -172,6 +199,7 @@ at::Tensor DecoderStack::attend(const Layer& layer, const at::Tensor& normed, co
   const at::Tensor query =
       rope_write_kv(projected, layer.q_norm, layer.k_norm, eps_, batch.cos[rope], batch.sin[rope], std::nullopt,
                     batch.slots[group], batch.kv[group], layer.index, batch.scales[group], layer.key_offset);
+  if (Team* team = Team::led()) team->bring({}, 0);
   const bool full = windows_[group] == 0;  // a layer's own window stays
   std::optional<at::Tensor> sinks;
   if (full && !batch.sink_cos.empty()) sinks = sink_query(layer, projected, batch);

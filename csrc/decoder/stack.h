@@ -75,6 +75,7 @@ class DecoderStack : public torch::CustomClassHolder {
  private:
   void check(const at::Tensor& hidden, const StepBatch& batch) const;
   at::Tensor go(at::Tensor hidden, const StepBatch& batch) const;
+  std::vector<std::vector<Reading>> kv_readings(const StepBatch& batch, int64_t num_tokens) const;
   at::Tensor attend(const Layer& layer, const at::Tensor& normed, const StepBatch& batch, int64_t product) const;
   at::Tensor sink_query(const Layer& layer, const at::Tensor& projected, const StepBatch& batch) const;
   at::Tensor multiply(const Product& product, const at::Tensor& x, int64_t number) const;

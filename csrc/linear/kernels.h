@@ -1,6 +1,7 @@
 // What a translation unit of one instruction set offers to the operators: plain functions and raw pointers.
 #pragma once
 
+#include "ahead.h"
 #include "dispatch.h"
 #include "linear/format.h"
 
@@ -19,6 +20,7 @@ struct LinearTask {
   int64_t row_count;
   float* out;  // row 0, output 0
   int64_t out_stride;
+  Ahead* ahead;  // what to bring into the cache meanwhile; or null
 };
 
 struct LinearKernels {

@@ -58,6 +58,7 @@ inline void block(const Source* source, const LinearTask& task, const QuantGroup
   }
   int64_t until_fetch = fetch.phase;
   for (int64_t group = 0; group < task.groups; ++group, ++x) {
+    if (task.ahead != nullptr) fetch_ahead(task.ahead);
     if (--until_fetch < 0) {
       for (int t = 0; t < kTiles; ++t) source[t].prefetch(group, fetch.ahead);
       until_fetch = fetch.period - 1;

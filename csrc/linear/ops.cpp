@@ -104,6 +104,8 @@ Stretch packed_stretch(const at::Tensor& tensor) {
   return {weight.tiles, tile_count(weight.outputs) * bytes, 2 * bytes};
 }
 
+int64_t packed_inputs(const at::Tensor& weight) { return open_packed("packed_inputs", weight).inputs; }
+
 at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::optional<at::Tensor>& bias) {
   TORCH_CHECK_VALUE(x.scalar_type() == at::kFloat && x.dim() == 2, "linear: x has dtype ", x.scalar_type(),
                     " and shape ", x.sizes(), ", expected torch.float32 [num_tokens, in_features]");
@@ -156,6 +158,7 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
     table.quantize(data + begin * input.stride(0), input.stride(0), std::min(part_rows, rows - begin), input.size(1),
                    groups, quantized.rows + begin * quantized.stride, quantized.stride);
   };
+  Team* team = Team::led();
   const auto multiply_unit = [&](int64_t thread, int64_t i) {
     const Unit& unit = units[static_cast<size_t>(i)];
     const PackedWeight& weight = packed[unit.weight];
@@ -169,7 +172,8 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
                              quantized.stride,
                              unit.last_row - unit.first_row,
                              out + unit.first_row * outputs + columns[unit.weight],
-                             outputs};
+                             outputs,
+                             team == nullptr ? nullptr : team->ahead(thread)};
     table.multiply(task, aligned + thread * scratch_size);
   };
   prepare_and_run((rows + part_rows - 1) / part_rows, count, threads, quantize_part, multiply_unit);
