@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <vector>
 
 #include "team.h"
 
@@ -26,19 +25,5 @@ at::Tensor rope_write_kv(const at::Tensor& qkv, const std::optional<at::Tensor>&
                          const at::Tensor& sin, const std::optional<at::Tensor>& positions, const at::Tensor& slots,
                          const at::Tensor& kv, int64_t layer, const std::optional<at::Tensor>& scales,
                          const std::optional<at::Tensor>& key_offset);
-
-at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
-                           const at::Tensor& block_tables, const at::Tensor& query_starts,
-                           const at::Tensor& context_lens, double scale, int64_t window,
-                           const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& windows,
-                           const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& sink_query,
-                           const std::optional<at::Tensor>& key_offset);
-// What each thread of paged_attention over such a batch reads of the pool's layer 0, as far as it is worth bringing into
-// its cache before. num_tokens, num_heads: of the query.
-std::vector<Reading> attention_readings(const at::Tensor& kv, const std::optional<at::Tensor>& scales,
-                                        const at::Tensor& block_tables, const at::Tensor& query_starts,
-                                        const at::Tensor& context_lens, int64_t num_tokens, int64_t num_heads,
-                                        int64_t window, const std::optional<at::Tensor>& windows,
-                                        const std::optional<at::Tensor>& sinks);
 
 }  // namespace kvstrata

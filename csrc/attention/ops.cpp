@@ -2,7 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "attention/plan.h"
+#include "attention/batch.h"
 #include "checks.h"
 #include "dispatch.h"
 #include "kv_view.h"
@@ -106,22 +106,38 @@ std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at:
 
 }  // namespace
 
-at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
-                           const at::Tensor& block_tables, const at::Tensor& query_starts,
-                           const at::Tensor& context_lens, double scale, int64_t window,
-                           const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& windows,
-                           const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& sink_query,
-                           const std::optional<at::Tensor>& key_offset) {
+AttentionBatch prepare_attention(const at::Tensor& kv, const std::optional<at::Tensor>& scales,
+                                 const at::Tensor& block_tables, const at::Tensor& query_starts,
+                                 const at::Tensor& context_lens, int64_t num_tokens, int64_t num_heads, int64_t window,
+                                 const std::optional<at::Tensor>& windows, const std::optional<at::Tensor>& sinks,
+                                 bool has_sink_query) {
+  const KvView view = kv_view(kOp, kv, scales, 0);
+  TORCH_CHECK_VALUE(view.num_kv_heads > 0 && num_heads % view.num_kv_heads == 0, kOp, ": query has ", num_heads,
+                    " heads, expected a multiple of kv's ", view.num_kv_heads);
+  TORCH_CHECK_VALUE(window >= 0, kOp, ": window is ", window, ", expected 0 (all) or more");
+  const auto sequences = checked_sequences(kv, block_tables, query_starts, context_lens, num_tokens, windows, sinks,
+                                           window, has_sink_query);
+  const int heads_per_kv = static_cast<int>(num_heads / view.num_kv_heads);
+  const int threads = static_cast<int>(threads_at_hand());
+  AttentionBatch batch{plan_attention(sequences, view.num_kv_heads, heads_per_kv, view.head_dim, threads), {},
+                       block_tables, num_tokens, num_heads};
+  if (Team::led() != nullptr) {
+    batch.readings = plan_readings(batch.plan, view, block_tables.const_data_ptr<int32_t>(), block_tables.stride(0),
+                                   heads_per_kv, threads);
+  }
+  return batch;
+}
+
+at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_t layer, const AttentionBatch& batch,
+                           double scale, const std::optional<at::Tensor>& scales,
+                           const std::optional<at::Tensor>& sink_query, const std::optional<at::Tensor>& key_offset) {
   AttentionArgs args{};
   args.kv = kv_view(kOp, kv, scales, layer);
   const int64_t num_kv_heads = args.kv.num_kv_heads;
   const int64_t head_dim = args.kv.head_dim;
   check_dtype(kOp, "query", query, at::kFloat);
-  check_shape(kOp, "query", query, {"num_tokens", "num_heads", head_dim});
+  check_shape(kOp, "query", query, {batch.num_tokens, batch.num_heads, head_dim});
   check_dense_rows(kOp, "query", query);
-  TORCH_CHECK_VALUE(num_kv_heads > 0 && query.size(1) % num_kv_heads == 0, kOp, ": query has ", query.size(1),
-                    " heads, expected a multiple of kv's ", num_kv_heads);
-  TORCH_CHECK_VALUE(window >= 0, kOp, ": window is ", window, ", expected 0 (all) or more");
   if (sink_query.has_value()) {
     check_dtype(kOp, "sink_query", *sink_query, at::kFloat);
     check_shape(kOp, "sink_query", *sink_query, {query.size(0), query.size(1), head_dim});
@@ -136,24 +152,20 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
     check_contiguous(kOp, "key_offset", *key_offset);
     args.key_offset = key_offset->const_data_ptr<float>();
   }
-  const auto sequences = checked_sequences(kv, block_tables, query_starts, context_lens, query.size(0), windows, sinks,
-                                           window, sink_query.has_value());
-
   at::Tensor out = at::empty(query.sizes(), query.options());
-  if (sequences.empty() || query.numel() == 0) return out;
+  const AttentionPlan& plan = batch.plan;
+  if (plan.items.empty() || query.numel() == 0) return out;
   args.query = query.const_data_ptr<float>();
   args.query_token_stride = query.stride(0);
   args.query_head_stride = query.stride(1);
   args.out = out.data_ptr<float>();
-  args.block_tables = block_tables.const_data_ptr<int32_t>();
-  args.table_stride = block_tables.stride(0);
+  args.block_tables = batch.block_tables.const_data_ptr<int32_t>();
+  args.table_stride = batch.block_tables.stride(0);
   args.num_heads = static_cast<int>(query.size(1));
   args.heads_per_kv = static_cast<int>(query.size(1) / num_kv_heads);
   args.head_dim = static_cast<int>(head_dim);
   args.scale = static_cast<float>(scale);
 
-  const AttentionPlan plan = plan_attention(sequences, static_cast<int>(num_kv_heads), args.heads_per_kv,
-                                            args.head_dim, threads_at_hand());
   const int64_t num_items = static_cast<int64_t>(plan.items.size());
   const int64_t threads = useful_threads(plan.cost, num_items);
   const int64_t scratch_size = scratch_floats(
@@ -171,22 +183,23 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& kv, int64_
   return out;
 }
 
-std::vector<Reading> attention_readings(const at::Tensor& kv, const std::optional<at::Tensor>& scales,
-                                        const at::Tensor& block_tables, const at::Tensor& query_starts,
-                                        const at::Tensor& context_lens, int64_t num_tokens, int64_t num_heads,
-                                        int64_t window, const std::optional<at::Tensor>& windows,
-                                        const std::optional<at::Tensor>& sinks) {
-  const KvView view = kv_view(kOp, kv, scales, 0);
-  const auto sequences =
-      checked_sequences(kv, block_tables, query_starts, context_lens, num_tokens, windows, sinks, window, true);
-  TORCH_CHECK_VALUE(view.num_kv_heads > 0, kOp, ": kv has 0 heads, expected at least 1");
-  const int heads_per_kv = static_cast<int>(num_heads / view.num_kv_heads);
-  const int threads = static_cast<int>(threads_at_hand());
-  const AttentionPlan plan = plan_attention(sequences, view.num_kv_heads, heads_per_kv, view.head_dim, threads);
-  return plan_readings(plan, view, block_tables.const_data_ptr<int32_t>(), block_tables.stride(0), heads_per_kv,
-                       threads);
+namespace {
+
+at::Tensor paged_attention_once(const at::Tensor& query, const at::Tensor& kv, int64_t layer,
+                                const at::Tensor& block_tables, const at::Tensor& query_starts,
+                                const at::Tensor& context_lens, double scale, int64_t window,
+                                const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& windows,
+                                const std::optional<at::Tensor>& sinks, const std::optional<at::Tensor>& sink_query,
+                                const std::optional<at::Tensor>& key_offset) {
+  check_dtype(kOp, "query", query, at::kFloat);
+  check_shape(kOp, "query", query, {"num_tokens", "num_heads", kv_view(kOp, kv, scales, layer).head_dim});
+  const AttentionBatch batch = prepare_attention(kv, scales, block_tables, query_starts, context_lens, query.size(0),
+                                                 query.size(1), window, windows, sinks, sink_query.has_value());
+  return paged_attention(query, kv, layer, batch, scale, scales, sink_query, key_offset);
 }
 
-TORCH_LIBRARY_IMPL(kvstrata, CPU, m) { m.impl("paged_attention", paged_attention); }
+}  // namespace
+
+TORCH_LIBRARY_IMPL(kvstrata, CPU, m) { m.impl("paged_attention", paged_attention_once); }
 
 }  // namespace kvstrata

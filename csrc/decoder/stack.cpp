@@ -142,31 +142,38 @@ at::Tensor DecoderStack::run(const at::Tensor& hidden, const StepBatch& batch) c
   return logits;
 }
 
-// What attention reads of each group's layer 0, by thread; none where there is no team to bring it.
-std::vector<std::vector<Reading>> DecoderStack::kv_readings(const StepBatch& batch, int64_t num_tokens) const {
-  std::vector<std::vector<Reading>> readings(windows_.size());
-  if (Team::led() == nullptr) return readings;
+// Each group's attention over the batch.
+std::vector<AttentionBatch> DecoderStack::prepare(const StepBatch& batch, int64_t num_tokens) const {
+  std::vector<AttentionBatch> prepared(windows_.size());
   for (const Layer& layer : layers_) {
+    if (layer.index != 0) continue;
     const size_t group = static_cast<size_t>(layer.group);
     const at::Tensor& cos = batch.cos[static_cast<size_t>(layer.rope)];
-    if (layer.index != 0 || cos.dim() != 2 || cos.size(1) == 0) continue;
+    check_shape(kOp, "cos", cos, {"num_tokens", "head_dim / 2"});
+    TORCH_CHECK_VALUE(cos.size(1) > 0, kOp, ": cos has shape ", cos.sizes(), ", expected at least one angle");
     const int64_t num_heads = packed_inputs(layer.o.weights[0]) / (2 * cos.size(1));
-    const bool full = windows_[group] == 0;
-    readings[group] = attention_readings(batch.kv[group], batch.scales[group], batch.block_tables[group],
-                                         batch.query_starts, batch.context_lens, num_tokens, num_heads,
-                                         windows_[group], full ? batch.windows : std::nullopt,
-                                         full ? batch.sinks : std::nullopt);
+    const bool full = windows_[group] == 0;  // a layer's own window stays
+    prepared[group] = prepare_attention(batch.kv[group], batch.scales[group], batch.block_tables[group],
+                                        batch.query_starts, batch.context_lens, num_tokens, num_heads, windows_[group],
+                                        full ? batch.windows : std::nullopt, full ? batch.sinks : std::nullopt,
+                                        has_sink_query(batch, group));
   }
-  return readings;
+  return prepared;
+}
+
+// Whether queries of a group's layers are rotated for sinks as well.
+bool DecoderStack::has_sink_query(const StepBatch& batch, size_t group) const {
+  return windows_[group] == 0 && !batch.sink_cos.empty();
 }
 
 at::Tensor DecoderStack::go(at::Tensor hidden, const StepBatch& batch) const {
-  const std::vector<std::vector<Reading>> kv = kv_readings(batch, hidden.size(0));
+  const std::vector<AttentionBatch> attention = prepare(batch, hidden.size(0));
   const auto bring_kv = [&](size_t i) {
     Team* team = Team::led();
     if (team == nullptr || i >= layers_.size()) return;
     const size_t group = static_cast<size_t>(layers_[i].group);
-    team->bring(kv[group], layers_[i].index * batch.kv[group].stride(1) * batch.kv[group].element_size());
+    const at::Tensor& kv = batch.kv[group];
+    team->bring(attention[group].readings, layers_[i].index * kv.stride(1) * kv.element_size());
   };
   int64_t product = 0;
   bring_kv(0);
@@ -174,7 +181,7 @@ at::Tensor DecoderStack::go(at::Tensor hidden, const StepBatch& batch) const {
   for (size_t i = 0; i < layers_.size(); ++i, product += kProducts) {
     const Layer& layer = layers_[i];
     const bool last = i + 1 == layers_.size();
-    at::Tensor attended = attend(layer, normed, batch, product);
+    at::Tensor attended = attend(layer, normed, batch, attention[static_cast<size_t>(layer.group)], product);
     if (last) {  // from here on nothing is written to the pool: only the wanted rows go on
       attended = at::index_select(attended, 0, batch.logit_rows);
       hidden = at::index_select(hidden, 0, batch.logit_rows);
@@ -192,7 +199,7 @@ at::Tensor DecoderStack::go(at::Tensor hidden, const StepBatch& batch) const {
 
 // Writes the layer's K and V, then attends: [num_tokens, num_heads * head_dim].
 at::Tensor DecoderStack::attend(const Layer& layer, const at::Tensor& normed, const StepBatch& batch,
-                                int64_t product) const {
+                                const AttentionBatch& attention, int64_t product) const {
   const size_t group = static_cast<size_t>(layer.group);
   const size_t rope = static_cast<size_t>(layer.rope);
   const at::Tensor projected = multiply(layer.qkv, normed, product);
@@ -200,13 +207,10 @@ at::Tensor DecoderStack::attend(const Layer& layer, const at::Tensor& normed, co
       rope_write_kv(projected, layer.q_norm, layer.k_norm, eps_, batch.cos[rope], batch.sin[rope], std::nullopt,
                     batch.slots[group], batch.kv[group], layer.index, batch.scales[group], layer.key_offset);
   if (Team* team = Team::led()) team->bring({}, 0);
-  const bool full = windows_[group] == 0;  // a layer's own window stays
   std::optional<at::Tensor> sinks;
-  if (full && !batch.sink_cos.empty()) sinks = sink_query(layer, projected, batch);
-  const at::Tensor attended =
-      paged_attention(query, batch.kv[group], layer.index, batch.block_tables[group], batch.query_starts,
-                      batch.context_lens, attention_scale_, windows_[group], batch.scales[group],
-                      full ? batch.windows : std::nullopt, full ? batch.sinks : std::nullopt, sinks, layer.key_offset);
+  if (has_sink_query(batch, group)) sinks = sink_query(layer, projected, batch);
+  const at::Tensor attended = paged_attention(query, batch.kv[group], layer.index, attention, attention_scale_,
+                                              batch.scales[group], sinks, layer.key_offset);
   return attended.flatten(1);
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/batch.h"
 #include "team.h"
 
 namespace kvstrata {
@@ -75,8 +76,10 @@ class DecoderStack : public torch::CustomClassHolder {
  private:
   void check(const at::Tensor& hidden, const StepBatch& batch) const;
   at::Tensor go(at::Tensor hidden, const StepBatch& batch) const;
-  std::vector<std::vector<Reading>> kv_readings(const StepBatch& batch, int64_t num_tokens) const;
-  at::Tensor attend(const Layer& layer, const at::Tensor& normed, const StepBatch& batch, int64_t product) const;
+  std::vector<AttentionBatch> prepare(const StepBatch& batch, int64_t num_tokens) const;
+  at::Tensor attend(const Layer& layer, const at::Tensor& normed, const StepBatch& batch,
+                    const AttentionBatch& attention, int64_t product) const;
+  bool has_sink_query(const StepBatch& batch, size_t group) const;
   at::Tensor sink_query(const Layer& layer, const at::Tensor& projected, const StepBatch& batch) const;
   at::Tensor multiply(const Product& product, const at::Tensor& x, int64_t number) const;
   at::Tensor normed(const at::Tensor& x, const std::optional<at::Tensor>& weight) const;
