@@ -46,10 +46,10 @@ const AttentionKernels& kernels_for(KvType type) {
   return KVSTRATA_PICK(bf16_attention_kernels);
 }
 
-// Where a batch's sequences lie, once everything the kernels will read is known to be there.
+// A batch's sequences, once everything the kernels will read is known to be there. query: its shape.
 std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at::Tensor& tables,
                                                  const at::Tensor& query_starts, const at::Tensor& context_lens,
-                                                 int64_t num_tokens, const std::optional<at::Tensor>& windows,
+                                                 at::IntArrayRef query, const std::optional<at::Tensor>& windows,
                                                  const std::optional<at::Tensor>& first_tokens, int64_t all,
                                                  bool has_query) {
   check_dtype(kOp, "block_tables", tables, at::kInt);
@@ -99,8 +99,8 @@ std::vector<AttentionSequence> checked_sequences(const at::Tensor& kv, const at:
     sequences.push_back({static_cast<int32_t>(s), start[s], static_cast<int32_t>(tokens), len[s],
                          static_cast<int32_t>(window), static_cast<int32_t>(sinks)});
   }
-  TORCH_CHECK_VALUE(start[num_seqs] == num_tokens, kOp, ": query has ", num_tokens, " tokens, expected ",
-                    start[num_seqs], " (query_starts' end)");
+  TORCH_CHECK_VALUE(start[num_seqs] == query[0], kOp, ": query has shape ", query, ", expected [", start[num_seqs],
+                    ", num_heads, ", query[2], "] (query_starts' end)");
   return sequences;
 }
 
@@ -115,8 +115,9 @@ AttentionBatch prepare_attention(const at::Tensor& kv, const std::optional<at::T
   TORCH_CHECK_VALUE(view.num_kv_heads > 0 && num_heads % view.num_kv_heads == 0, kOp, ": query has ", num_heads,
                     " heads, expected a multiple of kv's ", view.num_kv_heads);
   TORCH_CHECK_VALUE(window >= 0, kOp, ": window is ", window, ", expected 0 (all) or more");
-  const auto sequences = checked_sequences(kv, block_tables, query_starts, context_lens, num_tokens, windows, sinks,
-                                           window, has_sink_query);
+  const auto sequences = checked_sequences(kv, block_tables, query_starts, context_lens,
+                                           {num_tokens, num_heads, view.head_dim}, windows, sinks, window,
+                                           has_sink_query);
   const int heads_per_kv = static_cast<int>(num_heads / view.num_kv_heads);
   const int threads = static_cast<int>(threads_at_hand());
   AttentionBatch batch{plan_attention(sequences, view.num_kv_heads, heads_per_kv, view.head_dim, threads), {},

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "dispatch.h"
 #include "operators.h"
 
 namespace kvstrata {
@@ -50,13 +51,21 @@ void check_rows(const at::Tensor& rows, int64_t num_tokens) {
                     num_tokens - 1);
 }
 
+// The weights of a norm of `size` floats.
+const float* norm_weight(const at::Tensor& weight, int64_t size) {
+  check_dtype(kOp, "a norm", weight, at::kFloat);
+  check_shape(kOp, "a norm", weight, {size});
+  check_contiguous(kOp, "a norm", weight);
+  return weight.const_data_ptr<float>();
+}
+
 }  // namespace
 
-DecoderStack::DecoderStack(double eps, double attention_scale, std::string activation, std::vector<int64_t> windows,
+DecoderStack::DecoderStack(double eps, double attention_scale, const std::string& activation, std::vector<int64_t> windows,
                            at::Tensor final_norm, std::vector<at::Tensor> head, std::optional<at::Tensor> head_bias)
     : eps_(eps),
       attention_scale_(attention_scale),
-      activation_(std::move(activation)),
+      activation_(activation_named(kOp, activation)),
       windows_(std::move(windows)),
       final_norm_(std::move(final_norm)),
       head_{std::move(head), std::move(head_bias)},
@@ -129,7 +138,9 @@ void DecoderStack::check(const at::Tensor& hidden, const StepBatch& batch) const
   check_places("sin", batch.sin);
   check_places("sink_cos", batch.sink_cos);
   check_places("sink_sin", batch.sink_sin);
+  check_dtype(kOp, "hidden", hidden, at::kFloat);
   check_shape(kOp, "hidden", hidden, {"num_tokens", "hidden_size"});
+  check_contiguous(kOp, "hidden", hidden);
   check_rows(batch.logit_rows, hidden.size(0));
 }
 
@@ -177,32 +188,31 @@ at::Tensor DecoderStack::go(at::Tensor hidden, const StepBatch& batch) const {
   };
   int64_t product = 0;
   bring_kv(0);
-  at::Tensor normed = rms_norm(hidden, layers_.empty() ? final_norm_ : layers_[0].attn_norm, eps_);
+  at::Tensor out;  // of the block before, to be added to `hidden`
+  const std::optional<at::Tensor>* post_norm = nullptr;
   for (size_t i = 0; i < layers_.size(); ++i, product += kProducts) {
     const Layer& layer = layers_[i];
-    const bool last = i + 1 == layers_.size();
-    at::Tensor attended = attend(layer, normed, batch, attention[static_cast<size_t>(layer.group)], product);
-    if (last) {  // from here on nothing is written to the pool: only the wanted rows go on
+    const at::Tensor projected =
+        multiply_normed(layer.qkv, hidden, {out, post_norm, layer.attn_norm}, product);
+    at::Tensor attended = attend(layer, projected, batch, attention[static_cast<size_t>(layer.group)]);
+    if (i + 1 == layers_.size()) {  // from here on nothing is written to the pool: only the wanted rows go on
       attended = at::index_select(attended, 0, batch.logit_rows);
       hidden = at::index_select(hidden, 0, batch.logit_rows);
     }
-    at::Tensor out = this->normed(multiply(layer.o, attended, product + 1), layer.post_attn_norm);
-    normed = add_rms_norm(hidden, out, layer.mlp_norm, eps_);
+    out = multiply(layer.o, attended, product + 1);
     bring_kv(i + 1);  // memory has time for the next layer's keys and values while many rows are multiplied
-    out = multiply(layer.gate_up, normed, product + 2);
-    out = multiply(layer.down, fused_gated_activation(out, activation_), product + 3);
-    out = this->normed(out, layer.post_mlp_norm);
-    normed = add_rms_norm(hidden, out, last ? final_norm_ : layers_[i + 1].attn_norm, eps_);
+    out = multiply_normed(layer.gate_up, hidden, {out, &layer.post_attn_norm, layer.mlp_norm}, product + 2);
+    out = multiply_gated(layer.down, out, product + 3);
+    post_norm = &layer.post_mlp_norm;
   }
-  return multiply(head_, normed, product);
+  return multiply_normed(head_, hidden, {out, post_norm, final_norm_}, product);
 }
 
 // Writes the layer's K and V, then attends: [num_tokens, num_heads * head_dim].
-at::Tensor DecoderStack::attend(const Layer& layer, const at::Tensor& normed, const StepBatch& batch,
-                                const AttentionBatch& attention, int64_t product) const {
+at::Tensor DecoderStack::attend(const Layer& layer, const at::Tensor& projected, const StepBatch& batch,
+                                const AttentionBatch& attention) const {
   const size_t group = static_cast<size_t>(layer.group);
   const size_t rope = static_cast<size_t>(layer.rope);
-  const at::Tensor projected = multiply(layer.qkv, normed, product);
   const at::Tensor query =
       rope_write_kv(projected, layer.q_norm, layer.k_norm, eps_, batch.cos[rope], batch.sin[rope], std::nullopt,
                     batch.slots[group], batch.kv[group], layer.index, batch.scales[group], layer.key_offset);
@@ -227,13 +237,52 @@ at::Tensor DecoderStack::sink_query(const Layer& layer, const at::Tensor& projec
 }
 
 at::Tensor DecoderStack::multiply(const Product& product, const at::Tensor& x, int64_t number) const {
-  if (Team* team = Team::led()) team->expect(number + 1);
+  expect_after(number);
   return linear(x, product.weights, product.bias);
 }
 
-// The norm that some models put behind a block.
-at::Tensor DecoderStack::normed(const at::Tensor& x, const std::optional<at::Tensor>& weight) const {
-  return weight.has_value() ? rms_norm(x, *weight, eps_) : x;
+// The product with normed rows, which are made a row at a time where they are quantised, and never lie in memory.
+at::Tensor DecoderStack::multiply_normed(const Product& product, const at::Tensor& hidden, const Norm& norm,
+                                         int64_t number) const {
+  expect_after(number);
+  const int64_t size = hidden.size(1);
+  const float eps = static_cast<float>(eps_);
+  const ElementwiseKernels& kernels = KVSTRATA_PICK(elementwise_kernels);
+  const float* weight = norm_weight(norm.weight, size);
+  float* rows = hidden.mutable_data_ptr<float>();
+  if (!norm.added.defined()) {
+    return linear(hidden.size(0), size, [&](int64_t row, float* room) {
+      kernels.rms_norm(rows + row * size, weight, eps, size, room);
+      return room;
+    }, product.weights, product.bias);
+  }
+  check_shape(kOp, "a block's output", norm.added, {hidden.size(0), size});
+  const float* added = norm.added.const_data_ptr<float>();
+  const float* post = norm.post->has_value() ? norm_weight(**norm.post, size) : nullptr;
+  return linear(hidden.size(0), size, [&](int64_t row, float* room) {
+    const float* x = added + row * size;
+    if (post != nullptr) kernels.rms_norm(x, post, eps, size, room);
+    kernels.add_rms_norm(rows + row * size, post != nullptr ? room : x, weight, eps, size, room);
+    return room;
+  }, product.weights, product.bias);
+}
+
+// The same with gated activations; gate_up: [num_tokens, 2 * intermediate_size].
+at::Tensor DecoderStack::multiply_gated(const Product& product, const at::Tensor& gate_up, int64_t number) const {
+  expect_after(number);
+  const int64_t size = gate_up.size(1) / 2;
+  const float* gates = gate_up.const_data_ptr<float>();
+  const ElementwiseKernels& kernels = KVSTRATA_PICK(elementwise_kernels);
+  return linear(gate_up.size(0), size, [&](int64_t row, float* room) {
+    const float* gate = gates + row * 2 * size;
+    kernels.gate(gate, gate + size, activation_, size, room);
+    return room;
+  }, product.weights, product.bias);
+}
+
+// Threads that wait during this product fetch the next one's weights.
+void DecoderStack::expect_after(int64_t product) const {
+  if (Team* team = Team::led()) team->expect(product + 1);
 }
 
 TORCH_LIBRARY_FRAGMENT(kvstrata, m) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/batch.h"
+#include "elementwise/elementwise.h"
 #include "team.h"
 
 namespace kvstrata {
@@ -59,7 +60,7 @@ struct StepBatch {
 class DecoderStack : public torch::CustomClassHolder {
  public:
   // windows: of each layer group, 0 for all tokens. final_norm, head: behind the last layer.
-  DecoderStack(double eps, double attention_scale, std::string activation, std::vector<int64_t> windows,
+  DecoderStack(double eps, double attention_scale, const std::string& activation, std::vector<int64_t> windows,
                at::Tensor final_norm, std::vector<at::Tensor> head, std::optional<at::Tensor> head_bias);
 
   // norms: attn, q, k, post_attn, mlp, post_mlp. biases: of qkv, o, gate_up, down. place: group, index, rope.
@@ -74,19 +75,29 @@ class DecoderStack : public torch::CustomClassHolder {
   at::Tensor run(const at::Tensor& hidden, const StepBatch& batch) const;
 
  private:
+  // What becomes of `hidden` before a product: `added`, if defined, through the norm `post` that some models put behind
+  // a block, is added to it, and then the norm `weight` taken.
+  struct Norm {
+    const at::Tensor& added;
+    const std::optional<at::Tensor>* post;
+    const at::Tensor& weight;
+  };
+
   void check(const at::Tensor& hidden, const StepBatch& batch) const;
   at::Tensor go(at::Tensor hidden, const StepBatch& batch) const;
   std::vector<AttentionBatch> prepare(const StepBatch& batch, int64_t num_tokens) const;
-  at::Tensor attend(const Layer& layer, const at::Tensor& normed, const StepBatch& batch,
-                    const AttentionBatch& attention, int64_t product) const;
+  at::Tensor attend(const Layer& layer, const at::Tensor& projected, const StepBatch& batch,
+                    const AttentionBatch& attention) const;
   bool has_sink_query(const StepBatch& batch, size_t group) const;
   at::Tensor sink_query(const Layer& layer, const at::Tensor& projected, const StepBatch& batch) const;
   at::Tensor multiply(const Product& product, const at::Tensor& x, int64_t number) const;
-  at::Tensor normed(const at::Tensor& x, const std::optional<at::Tensor>& weight) const;
+  at::Tensor multiply_normed(const Product& product, const at::Tensor& hidden, const Norm& norm, int64_t number) const;
+  at::Tensor multiply_gated(const Product& product, const at::Tensor& gate_up, int64_t number) const;
+  void expect_after(int64_t product) const;
 
   double eps_;
   double attention_scale_;
-  std::string activation_;
+  Activation activation_;
   std::vector<int64_t> windows_;
   at::Tensor final_norm_;
   Product head_;

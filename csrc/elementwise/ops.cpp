@@ -60,6 +60,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return out;
 }
 
+namespace {
+
 at::Tensor add_rms_norm(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& weight, double eps) {
   constexpr const char* op = "add_rms_norm";
   check_vectors(op, "residual", residual, weight);
@@ -84,13 +86,15 @@ at::Tensor add_rms_norm(const at::Tensor& residual, const at::Tensor& x, const a
   return out;
 }
 
-namespace {
+}  // namespace
 
-Activation activation(const char* op, c10::string_view kind) {
+Activation activation_named(const char* op, c10::string_view kind) {
   if (kind == "silu") return Activation::silu;
   TORCH_CHECK_VALUE(kind == "gelu_tanh", op, ": kind is '", std::string(kind), "', expected one of silu, gelu_tanh");
   return Activation::gelu_tanh;
 }
+
+namespace {
 
 // Rows `stride` apart of `size` gates and as many ups.
 at::Tensor gate_rows(const float* gates, int64_t gate_stride, const float* ups, int64_t up_stride, int64_t rows,
@@ -121,11 +125,9 @@ at::Tensor gated_activation(const at::Tensor& gate, const at::Tensor& up, c10::s
   const at::Tensor gates = as_rows(gate);
   const at::Tensor ups = as_rows(up);
   return gate_rows(gates.const_data_ptr<float>(), gates.stride(0), ups.const_data_ptr<float>(), ups.stride(0),
-                   gates.size(0), gates.size(1), activation(op, kind), gate.options())
+                   gates.size(0), gates.size(1), activation_named(op, kind), gate.options())
       .view(gate.sizes());
 }
-
-}  // namespace
 
 at::Tensor fused_gated_activation(const at::Tensor& gate_up, c10::string_view kind) {
   constexpr const char* op = "fused_gated_activation";
@@ -136,9 +138,11 @@ at::Tensor fused_gated_activation(const at::Tensor& gate_up, c10::string_view ki
   const at::Tensor rows = as_rows(gate_up);
   const int64_t size = rows.size(1) / 2;
   const float* first = rows.const_data_ptr<float>();
-  return gate_rows(first, rows.stride(0), first + size, rows.stride(0), rows.size(0), size, activation(op, kind),
+  return gate_rows(first, rows.stride(0), first + size, rows.stride(0), rows.size(0), size, activation_named(op, kind),
                    rows.options());
 }
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) {
   m.impl("rms_norm", rms_norm);

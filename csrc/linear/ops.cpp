@@ -57,10 +57,10 @@ struct QuantRows {
   int64_t stride;
 };
 
-QuantRows room_for_rows(const at::Tensor& x, int64_t groups) {
+QuantRows room_for_rows(int64_t rows, int64_t groups) {
   const int64_t stride = row_stride_groups(groups);
   const int64_t line = static_cast<int64_t>(sizeof(QuantGroup));
-  at::Tensor storage = at::empty({x.size(0) * stride * line + line}, x.options().dtype(at::kByte));
+  at::Tensor storage = at::empty({rows * stride * line + line}, at::TensorOptions().dtype(at::kByte));
   const uintptr_t start = reinterpret_cast<uintptr_t>(storage.mutable_data_ptr<uint8_t>());
   return {storage, reinterpret_cast<QuantGroup*>((start + line - 1) / line * line), stride};
 }
@@ -106,12 +106,9 @@ Stretch packed_stretch(const at::Tensor& tensor) {
 
 int64_t packed_inputs(const at::Tensor& weight) { return open_packed("packed_inputs", weight).inputs; }
 
-at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::optional<at::Tensor>& bias) {
-  TORCH_CHECK_VALUE(x.scalar_type() == at::kFloat && x.dim() == 2, "linear: x has dtype ", x.scalar_type(),
-                    " and shape ", x.sizes(), ", expected torch.float32 [num_tokens, in_features]");
+at::Tensor linear(int64_t rows, int64_t inputs, InputRow row, at::TensorList weights,
+                  const std::optional<at::Tensor>& bias) {
   TORCH_CHECK_VALUE(!weights.empty(), "linear: weights has 0 entries, expected at least 1");
-  const at::Tensor input = x.size(1) <= 1 || x.stride(1) == 1 ? x : x.contiguous();
-  const int64_t rows = x.size(0);
   std::vector<PackedWeight> packed;
   std::vector<int64_t> columns;
   packed.reserve(weights.size());
@@ -122,8 +119,9 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
   for (const at::Tensor& tensor : weights) {
     packed.push_back(open_packed("linear", tensor));
     const PackedWeight& weight = packed.back();
-    TORCH_CHECK_VALUE(weight.inputs == x.size(1), "linear: x has shape ", x.sizes(), ", expected [num_tokens, ",
-                      weight.inputs, "] for a weight of [", weight.outputs, ", ", weight.inputs, "]");
+    TORCH_CHECK_VALUE(weight.inputs == inputs, "linear: x has shape [", rows, ", ", inputs,
+                      "], expected [num_tokens, ", weight.inputs, "] for a weight of [", weight.outputs, ", ",
+                      weight.inputs, "]");
     columns.push_back(outputs);
     outputs += weight.outputs;
     bytes += tensor.numel();
@@ -134,15 +132,15 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
                       "linear: bias has dtype ", bias->scalar_type(), " and shape ", bias->sizes(),
                       ", expected torch.float32 [", outputs, "]");
   }
-  at::Tensor result = at::empty({rows, outputs}, x.options());
+  at::Tensor result = at::empty({rows, outputs}, at::TensorOptions().dtype(at::kFloat));
   if (rows == 0) return result;
   float* out = result.mutable_data_ptr<float>();
-  const QuantRows quantized = room_for_rows(input, groups);
+  const QuantRows quantized = room_for_rows(rows, groups);
   const std::vector<Unit> units = share_out(packed, rows);
   const LinearKernels& table = kernels();
   const int64_t count = static_cast<int64_t>(units.size());
   // One row is bound by reading the weights, many by multiplying: 64 products a step, 5 bytes meanwhile.
-  const int64_t threads = useful_threads(rows * outputs * x.size(1) / 64 + bytes / 5, count);
+  const int64_t threads = useful_threads(rows * outputs * inputs / 64 + bytes / 5, count);
   std::unique_ptr<uint8_t[]> scratch;
   uint8_t* aligned = nullptr;
   const int64_t scratch_size = rows > table.direct_rows ? table.scratch_bytes(groups) : 0;
@@ -152,11 +150,14 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
   }
   constexpr int64_t kGroupsPerPart = 128;
   const int64_t part_rows = std::max<int64_t>(1, kGroupsPerPart / groups);
-  const float* data = input.const_data_ptr<float>();
   const auto quantize_part = [&](int64_t part) {
-    const int64_t begin = part * part_rows;
-    table.quantize(data + begin * input.stride(0), input.stride(0), std::min(part_rows, rows - begin), input.size(1),
-                   groups, quantized.rows + begin * quantized.stride, quantized.stride);
+    thread_local std::vector<float> room;
+    room.resize(static_cast<size_t>(inputs));
+    const int64_t end = std::min(rows, (part + 1) * part_rows);
+    for (int64_t r = part * part_rows; r < end; ++r) {
+      table.quantize(row(r, room.data()), inputs, 1, inputs, groups, quantized.rows + r * quantized.stride,
+                     quantized.stride);
+    }
   };
   Team* team = Team::led();
   const auto multiply_unit = [&](int64_t thread, int64_t i) {
@@ -179,6 +180,15 @@ at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::option
   prepare_and_run((rows + part_rows - 1) / part_rows, count, threads, quantize_part, multiply_unit);
   if (bias.has_value()) result.add_(*bias);
   return result;
+}
+
+at::Tensor linear(const at::Tensor& x, at::TensorList weights, const std::optional<at::Tensor>& bias) {
+  TORCH_CHECK_VALUE(x.scalar_type() == at::kFloat && x.dim() == 2, "linear: x has dtype ", x.scalar_type(),
+                    " and shape ", x.sizes(), ", expected torch.float32 [num_tokens, in_features]");
+  const at::Tensor input = x.size(1) <= 1 || x.stride(1) == 1 ? x : x.contiguous();
+  const float* data = input.const_data_ptr<float>();
+  const int64_t stride = input.stride(0);
+  return linear(x.size(0), x.size(1), [&](int64_t row, float*) { return data + row * stride; }, weights, bias);
 }
 
 namespace {
@@ -268,7 +278,7 @@ at::Tensor packed_embedding(const at::Tensor& ids, const at::Tensor& weight) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) {
-  m.impl("linear", linear);
+  m.impl("linear", static_cast<at::Tensor (*)(const at::Tensor&, at::TensorList, const std::optional<at::Tensor>&)>(linear));
   m.impl("pack_weight", pack_weight);
   m.impl("packed_embedding", packed_embedding);
 }
