@@ -141,6 +141,7 @@ AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, in
 namespace {
 
 constexpr int64_t kMostAhead = 2 << 20;  // bytes a thread: twice what a cache of its own holds, part of the next
+constexpr int kFewRows = 128;  // more take long over what they read
 
 // Tokens [begin, end) of one block.
 void add_tokens(const KvView& kv, const AttentionItem& item, const uint8_t* block, int64_t begin, int64_t end,
@@ -188,7 +189,7 @@ std::vector<std::vector<Stretch>> plan_readings(const AttentionPlan& plan, const
     int64_t left = kMostAhead;
     for (int64_t i = Shares::first(t, count, threads); i < Shares::first(t + 1, count, threads) && left > 0; ++i) {
       const AttentionItem& item = plan.items[static_cast<size_t>(i)];
-      if (item.num_tokens * heads_per_kv > kDirectRows) continue;
+      if (item.num_tokens * heads_per_kv > kFewRows) continue;
       add_item(kv, item, tables + item.sequence * table_stride, &readings[static_cast<size_t>(t)], &left);
     }
   }

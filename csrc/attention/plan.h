@@ -32,8 +32,7 @@ struct AttentionSequence {
 AttentionPlan plan_attention(const std::vector<AttentionSequence>& sequences, int num_kv_heads, int heads_per_kv,
                              int head_dim, int threads);
 
-// What each thread reads of K and V in its share of a plan, in order and bounded: of items that read in place, since
-// more rows take long over what they read.
+// What each thread reads of K and V in its share of a plan, in order and bounded: of items of few rows.
 std::vector<std::vector<Stretch>> plan_readings(const AttentionPlan& plan, const KvView& kv, const int32_t* tables,
                                                 int64_t table_stride, int heads_per_kv, int threads);
 
