@@ -98,6 +98,8 @@ def _entries(name: str, values: Any, form: str) -> list[Any]:
 
 def _token_ids(name: str, values: Any) -> list[int]:
     entries = _entries(name, values, _FORMS)
+    if set(map(type, entries)) == {int}:  # most prompts, and some are long
+        return entries
     for entry in entries:
         if not _is_id(entry):
             raise RequestError(f"{name} holds {_shown(entry)}; token ids are whole numbers")
