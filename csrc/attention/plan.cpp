@@ -7,7 +7,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr int kRowsPerItem = 128;   // rows that share a converted tile, about
+constexpr int kRowsPerItem = 256;   // rows that share a converted tile, about
 constexpr int kItemsPerThread = 3;  // so that the last item to finish is a small part of the whole
 constexpr int kMinTilesPerPiece = 4;
 
