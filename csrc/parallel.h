@@ -18,8 +18,8 @@ inline int64_t useful_threads(int64_t cost, int64_t items) {
   return std::max<int64_t>(1, std::min({threads_at_hand(), items, cost / cost_per_thread}));
 }
 
-// Neighbouring items to one thread each, thread t's being first(t) to first(t + 1), from its own end; who is done takes from the other end of another's. So each
-// thread reads memory front to back, and none waits for long.
+// Neighbouring items to one thread each, thread t's being first(t) to first(t + 1), which it takes from its own end; who
+// is done takes from the other end of another's. So each thread reads memory front to back, and none waits for long.
 class Shares {
  public:
   Shares(int64_t items, int64_t threads) : spans_(static_cast<size_t>(threads)) {

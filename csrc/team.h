@@ -82,9 +82,10 @@ class Team {
   // none at the end. Between jobs only.
   void bring(const std::vector<Reading>& readings, int64_t offset) {
     for (size_t t = 0; t < ahead_.size(); ++t) {
-      ahead_[t].what = t < readings.size() && !readings[t].empty()
-                           ? Ahead{readings[t].data(), readings[t].data() + readings[t].size(), offset, nullptr, nullptr}
-                           : Ahead{};
+      ahead_[t].what = {};
+      if (t >= readings.size() || readings[t].empty()) continue;
+      const Stretch* first = readings[t].data();
+      ahead_[t].what = {first, first + readings[t].size(), offset, nullptr, nullptr};
     }
   }
 

@@ -61,8 +61,8 @@ const float* norm_weight(const at::Tensor& weight, int64_t size) {
 
 }  // namespace
 
-DecoderStack::DecoderStack(double eps, double attention_scale, const std::string& activation, std::vector<int64_t> windows,
-                           at::Tensor final_norm, std::vector<at::Tensor> head, std::optional<at::Tensor> head_bias)
+DecoderStack::DecoderStack(double eps, double attention_scale, const std::string& activation,
+                           std::vector<int64_t> windows, at::Tensor final_norm, std::vector<at::Tensor> head, std::optional<at::Tensor> head_bias)
     : eps_(eps),
       attention_scale_(attention_scale),
       activation_(activation_named(kOp, activation)),

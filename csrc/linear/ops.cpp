@@ -278,7 +278,8 @@ at::Tensor packed_embedding(const at::Tensor& ids, const at::Tensor& weight) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(kvstrata, CPU, m) {
-  m.impl("linear", static_cast<at::Tensor (*)(const at::Tensor&, at::TensorList, const std::optional<at::Tensor>&)>(linear));
+  using Linear = at::Tensor(const at::Tensor&, at::TensorList, const std::optional<at::Tensor>&);
+  m.impl("linear", static_cast<Linear*>(linear));
   m.impl("pack_weight", pack_weight);
   m.impl("packed_embedding", packed_embedding);
 }
