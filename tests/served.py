@@ -43,7 +43,7 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "PYTHONUNBUFFERED": "", **(env or {})},  # as most people's Python
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

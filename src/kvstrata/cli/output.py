@@ -27,12 +27,13 @@ JsonFlag = Annotated[
 
 
 def emit_json(result: Mapping[str, Any]) -> None:
-    """Write one JSON object as one line on stdout.
+    """Write one JSON object as one line on stdout, at once: whoever reads a server's waits for it.
 
     Infinite and NaN numbers, which JSON does not have, become null. Raises TypeError for values that JSON
     cannot carry.
     """
     sys.stdout.write(json.dumps(_finite(result), allow_nan=False) + "\n")
+    sys.stdout.flush()
 
 
 def stdout_console() -> Console:
