@@ -24,9 +24,8 @@ struct LinearTask {
 };
 
 struct LinearKernels {
-  // inputs floats of each row into groups; groups beyond the inputs become zero.
-  void (*quantize)(const float* x, int64_t x_stride, int64_t row_count, int64_t inputs, int64_t groups,
-                   QuantGroup* rows, int64_t row_stride);
+  // inputs floats of a row into groups; groups beyond the inputs become zero.
+  void (*quantize)(const float* x, int64_t inputs, int64_t groups, QuantGroup* row);
   // scratch: scratch_bytes, 64-byte aligned; unused for up to direct_rows rows.
   void (*multiply)(const LinearTask& task, uint8_t* scratch);
   int64_t (*scratch_bytes)(int64_t groups);

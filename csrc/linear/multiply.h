@@ -214,20 +214,17 @@ inline void quantize_group(F16 a, F16 b, QuantGroup* group) {
   group->minus_half_sums[1] = -second;
 }
 
-void quantize(const float* x, int64_t x_stride, int64_t row_count, int64_t inputs, int64_t groups,
-              QuantGroup* rows, int64_t row_stride) {
-  for (int64_t row = 0; row < row_count; ++row, x += x_stride, rows += row_stride) {
-    int64_t group = 0;
-    for (; (group + 1) * kGroupInputs <= inputs; ++group) {
-      quantize_group(load(x + 32 * group), load(x + 32 * group + 16), rows + group);
-    }
-    for (; group < groups; ++group) {
-      const int64_t left = inputs - group * kGroupInputs;
-      const int first = left <= 0 ? 0 : left < 16 ? static_cast<int>(left) : 16;
-      const int second = left <= 16 ? 0 : static_cast<int>(left - 16);
-      const float* p = x + (left <= 0 ? 0 : 32 * group);
-      quantize_group(load_first(p, first), second == 0 ? zero() : load_first(p + 16, second), rows + group);
-    }
+void quantize(const float* x, int64_t inputs, int64_t groups, QuantGroup* row) {
+  int64_t group = 0;
+  for (; (group + 1) * kGroupInputs <= inputs; ++group) {
+    quantize_group(load(x + 32 * group), load(x + 32 * group + 16), row + group);
+  }
+  for (; group < groups; ++group) {
+    const int64_t left = inputs - group * kGroupInputs;
+    const int first = left <= 0 ? 0 : left < 16 ? static_cast<int>(left) : 16;
+    const int second = left <= 16 ? 0 : static_cast<int>(left - 16);
+    const float* p = x + (left <= 0 ? 0 : 32 * group);
+    quantize_group(load_first(p, first), second == 0 ? zero() : load_first(p + 16, second), row + group);
   }
 }
 

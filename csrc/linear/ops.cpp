@@ -155,8 +155,7 @@ at::Tensor linear(int64_t rows, int64_t inputs, InputRow row, at::TensorList wei
     room.resize(static_cast<size_t>(inputs));
     const int64_t end = std::min(rows, (part + 1) * part_rows);
     for (int64_t r = part * part_rows; r < end; ++r) {
-      table.quantize(row(r, room.data()), inputs, 1, inputs, groups, quantized.rows + r * quantized.stride,
-                     quantized.stride);
+      table.quantize(row(r, room.data()), inputs, groups, quantized.rows + r * quantized.stride);
     }
   };
   Team* team = Team::led();

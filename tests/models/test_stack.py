@@ -125,7 +125,7 @@ def test_a_wrong_batch_raises_and_leaves_the_threads_usable(model: RealModel) ->
     paged = PagedRun(model.decoder, [40])
     ids = model.tokenizer.encode(TEXT)[:20]
     paged._tables[0][:] = 10_000
-    with pytest.raises(ValueError, match=r"slots are|block_tables\[0, 0\] is 10000"):
+    with pytest.raises(ValueError, match=r"block_tables\[0, 0\] is 10000"):
         paged.step([ids])
     assert PagedRun(model.decoder, [40]).step([ids])[0].isfinite().all()
 
