@@ -71,6 +71,7 @@ class TextStream:
             wanted = torch.tensor(self._cache.chain.tokens[start : self.position].tolist())
             parts.append(torch.full((1,), torch.nan) if before is None else _losses(before, wanted[:1]))
             parts.append(_losses(logits[:-1], wanted[1:]))
+            del logits  # before the next ones: two of the largest tensor there is would be alive at a time
         return torch.cat(parts) if parts else torch.empty(0)
 
     def skip(self, count: int) -> None:
