@@ -30,12 +30,10 @@ void use_instruction_set(const std::string& name) {
 }
 
 // Activations of a prefill step are megabytes that come and go with each layer. glibc would give them back to the
-// system each time and take new pages, zeroed one fault after another. What was freed before lies in pieces between
-// what is kept, of no use to steps, and goes back.
+// system each time and take new pages, zeroed one fault after another.
 void keep_freed_memory() {
 #if defined(__GLIBC__)
   constexpr int kMiB = 1 << 20;
-  malloc_trim(0);
   mallopt(M_MMAP_THRESHOLD, 32 * kMiB);
   mallopt(M_TRIM_THRESHOLD, 256 * kMiB);
 #endif

@@ -51,7 +51,7 @@ def backend() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Give back what this process freed so far, and let it keep up to 256 MiB that it frees from now on.
+    """Let this process keep up to 256 MiB that it freed for what it allocates next.
 
     The activations of a prefill step are allocated and freed layer by layer; given back to the system each
     time they cost a page fault for every 4 KiB. Does nothing without the extension, or with another C library
